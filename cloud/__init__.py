@@ -1,0 +1,1 @@
+"""The service: scheduler, engine, server, overnight batch."""

@@ -1,0 +1,1 @@
+"""gRPC services over one dispatcher that drives the scheduler."""

@@ -1,0 +1,1 @@
+"""The robot: client, fallback, on-robot runtime."""

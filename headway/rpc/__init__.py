@@ -1,0 +1,1 @@
+"""The wire: status table, channels, metadata."""
