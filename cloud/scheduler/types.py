@@ -76,6 +76,8 @@ class Admitted:
     replica_id: str  # Empty where the request is not bound to one yet.
     predicted_ns: int  # Instant of the token that the deadline covers.
     max_output_tokens: int  # Lower than asked for where the tenant is degraded.
+    # What the admission ended: a superseded request.
+    events: tuple["Event", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
