@@ -1,3 +1,3 @@
-"""What robot and cloud share: contract, clock, cost model, status table, telemetry, configuration."""
+"""What robot and cloud share: contract, clock, cost model, telemetry, configuration."""
 
 __version__ = "0.1.0"
