@@ -10,7 +10,7 @@ field is wrong.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -200,21 +200,12 @@ def _pushback_ms(retry_after_ns: int | None, remaining_ns: int | None) -> int:
     return min(-(-retry_after_ns // _NS_PER_MS), _MAX_PUSHBACK_MS)
 
 
-class _RpcStatus(Protocol):
-    """What the errors of gRPC's two Python APIs have in common."""
-
-    def code(self) -> grpc.StatusCode: ...
-    def details(self) -> str | None: ...
-    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
-
-
 def error_from_rpc(error: grpc.RpcError) -> CallError:
     """The exception that a failed call means, from either of gRPC's Python APIs."""
-    status: _RpcStatus = error
-    message = status.details() or status.code().name
-    found = _details(status.trailing_metadata())
+    message = error.details() or error.code().name
+    found = _details(error.trailing_metadata())
     if found is None:
-        return _ERROR_OF_CODE.get(status.code(), InternalError)(message)
+        return _ERROR_OF_CODE.get(error.code(), InternalError)(message)
     reason, retry_after_s, predicted_s = found
     return STATUS_TABLE[reason].error(
         message, reason=reason, retry_after_s=retry_after_s, predicted_s=predicted_s
@@ -222,7 +213,7 @@ def error_from_rpc(error: grpc.RpcError) -> CallError:
 
 
 def _details(
-    trailing_metadata: Iterable[tuple[str, str | bytes]] | None,
+    trailing_metadata: Iterable[tuple[Any, Any]] | None,
 ) -> tuple[Reason, float | None, float | None] | None:
     """(reason, retry_after_s, predicted_s), or None where they are not ours."""
     data = None
