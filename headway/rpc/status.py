@@ -213,7 +213,7 @@ def error_from_rpc(error: grpc.RpcError) -> CallError:
 
 
 def _details(
-    trailing_metadata: Iterable[tuple[Any, Any]] | None,
+    trailing_metadata: Iterable[Any] | None,
 ) -> tuple[Reason, float | None, float | None] | None:
     """(reason, retry_after_s, predicted_s), or None where they are not ours."""
     data = None
