@@ -7,10 +7,13 @@ step. Standard library only.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-__all__ = ["CostModel", "MeasuredStep", "StepShape", "chunk_pairs"]
+__all__ = ["UNBOUNDED", "CostModel", "MeasuredStep", "StepShape", "chunk_pairs"]
+
+# More than any step holds: the answer where nothing sets a bound.
+UNBOUNDED = 2**62
 
 
 def chunk_pairs(context_tokens: int, chunk_tokens: int) -> int:
@@ -115,8 +118,8 @@ class CostModel:
             context_tokens: tokens of the chunk's own prompt before it.
 
         Returns:
-            Tokens; 0 where not even one fits. Where neither a token nor a pair
-            costs anything, there is no bound: `sys.maxsize`-like 2**62.
+            Tokens; 0 where not even one fits, UNBOUNDED where neither a token
+            nor a pair costs anything.
         """
         spare = target_ns - (
             self.t0_ns + self.decode_ns * decodes + self.kv_ns * (kv_tokens + context_tokens)
@@ -124,26 +127,17 @@ class CostModel:
         if spare < 0:
             return 0
         linear = self.prefill_ns + self.pair_ns * (context_tokens + 0.5)
-        half = self.pair_ns / 2
         if linear == 0:
-            return 2**62
-        # Root of half·n² + linear·n = spare, in the form without cancellation.
-        root = math.sqrt(linear * linear + 4 * half * spare)
-        tokens = int(2 * spare / (linear + root))
+            return UNBOUNDED
 
         def fits(chunk: int) -> bool:
-            return self.predict_ns(
-                StepShape(
-                    chunk, chunk_pairs(context_tokens, chunk), decodes, kv_tokens + context_tokens
-                )
-            ) <= target_ns
+            pairs = chunk_pairs(context_tokens, chunk)
+            shape = StepShape(chunk, pairs, decodes, kv_tokens + context_tokens)
+            return self.predict_ns(shape) <= target_ns
 
-        # The root is a float; the promise is in whole nanoseconds.
-        while tokens > 0 and not fits(tokens):
-            tokens -= 1
-        while fits(tokens + 1):
-            tokens += 1
-        return tokens
+        # Root of pair_ns/2·n² + linear·n = spare, in the form without cancellation.
+        root = math.sqrt(linear * linear + 2 * self.pair_ns * spare)
+        return _largest(2 * spare / (linear + root), fits)
 
     def decode_cap(self, target_ns: int, *, kv_tokens_each: int = 0) -> int:
         """Most requests that can decode in a step of `target_ns` without prefill.
@@ -151,16 +145,42 @@ class CostModel:
         Args:
             target_ns: longest permitted step.
             kv_tokens_each: tokens of KV that each of them reads.
+
+        Returns:
+            Requests; UNBOUNDED where a decode costs nothing.
         """
         spare = target_ns - self.t0_ns
         each = self.decode_ns + self.kv_ns * kv_tokens_each
         if spare < 0:
             return 0
         if each == 0:
-            return 2**62
-        cap = int(spare / each) + 1
-        while cap > 0 and (
-            self.predict_ns(StepShape(decodes=cap, kv_tokens=cap * kv_tokens_each)) > target_ns
-        ):
-            cap -= 1
-        return cap
+            return UNBOUNDED
+
+        def fits(decodes: int) -> bool:
+            shape = StepShape(decodes=decodes, kv_tokens=decodes * kv_tokens_each)
+            return self.predict_ns(shape) <= target_ns
+
+        return _largest(spare / each, fits)
+
+
+def _largest(guess: float, fits: Callable[[int], bool]) -> int:
+    """The largest count up to UNBOUNDED that fits, 0 where none does.
+
+    `fits` never turns true again once it is false. The guess is a float and
+    nearly always right; the promise is in whole nanoseconds, so it is checked,
+    and where it is wrong the answer is searched for in doubling strides.
+    """
+    low = 0 if not guess > 0 else UNBOUNDED if guess >= UNBOUNDED else int(guess)
+    stride = 1
+    while low > 0 and not fits(low):
+        low = max(0, low - stride)
+        stride *= 2
+    stride = 1
+    while low < UNBOUNDED and fits(min(low + stride, UNBOUNDED)):
+        low = min(low + stride, UNBOUNDED)
+        stride *= 2
+    high = min(low + stride, UNBOUNDED)  # Does not fit, or is low itself.
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
