@@ -21,6 +21,11 @@ class Key:
     default: object  # PydanticUndefined where the key is required.
 
     @property
+    def is_required(self) -> bool:
+        """Whether the file must give it wherever its table stands."""
+        return self.field.is_required()
+
+    @property
     def description(self) -> str:
         """What the key means."""
         return self.field.description or ""
@@ -58,11 +63,13 @@ def expected(field: FieldInfo) -> str:
     if get_origin(annotation) is not tuple:
         return _scalar(annotation, field)
     least = _bound(field, annotated_types.MinLen)
-    number = f" with at least {least}" if least else ""
+    number = f", at least {least}" if least else ""
     if item_model(field) is not None:
         return f"an array of tables{number}"
     choices = _choices(get_args(annotation)[0])
-    return f"a list{number}" + (f", each {choices}" if choices else f" of {_item_words(field)}s")
+    return (
+        f"a list{number}, each {choices}" if choices else f"a list of {_item_words(field)}s{number}"
+    )
 
 
 def expected_item(field: FieldInfo) -> str:
@@ -121,10 +128,8 @@ def _range(field: FieldInfo) -> str:
 
 
 def _text_rule(field: FieldInfo) -> str:
-    for rule in field.metadata:
-        pattern = getattr(rule, "pattern", None)
-        if pattern:
-            return f" that matches {pattern}"
+    if isinstance(field.json_schema_extra, dict) and "expected" in field.json_schema_extra:
+        return f" such as {field.json_schema_extra['expected']}"
     least = _bound(field, annotated_types.MinLen)
     most = _bound(field, annotated_types.MaxLen)
     if least and most:

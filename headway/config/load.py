@@ -59,7 +59,10 @@ def parse_settings(
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not valid TOML: {error}", source=source) from error
+        # tomllib names the line, save for the last one.
+        last = max(1, len(text.splitlines()))
+        problem = str(error).replace("at end of document", f"at line {last}, where the file ends")
+        raise ConfigError(f"not valid TOML: {problem}", source=source) from error
     return _validated(document, source, overrides or {})
 
 

@@ -179,7 +179,8 @@ class EngineSettings(Section):
     device: str = Field(
         "cpu",
         pattern=r"^(cpu|cuda(:\d+)?)$",
-        description="Where the model runs: cpu, cuda, cuda:N.",
+        description="Where the model runs: cpu, cuda, or cuda:N for one of several.",
+        json_schema_extra={"expected": '"cpu" or "cuda:0"'},
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Type of weights and KV; auto takes bfloat16 where the chip has it."
@@ -320,6 +321,7 @@ class TenantSettings(Section):
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$",
         description="Name: small letters, digits, - and _, at most 63.",
+        json_schema_extra={"expected": '"fleet-7"'},
     )
     weight: float = Field(1.0, gt=0, description="Share of the service relative to other tenants.")
     classes: tuple[ClassName, ...] = Field(
