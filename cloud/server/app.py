@@ -1,0 +1,218 @@
+"""A whole server from settings: builds its parts, starts and stops them in order."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+from cloud.engine.api import Engine, EngineDescription, EngineLostError
+from cloud.engine.model_config import ModelConfig, load_model_config
+from cloud.engine.tokenizer import Tokenizer, load_tokenizer
+from cloud.scheduler.policy import Policy
+from cloud.scheduler.types import ReplicaSpec
+from cloud.server.action import ActionCodec
+from cloud.server.assembly import engine_factory, make_policy, replica_spec
+from cloud.server.calls import CallGate
+from cloud.server.dispatcher import Dispatcher
+from cloud.server.generate import Generate
+from cloud.server.health import Health
+from cloud.server.identity import DevelopmentAuthenticator, require_loopback
+from cloud.server.ledger import Ledger, StepTimes
+from cloud.server.model_folder import model_folder
+from cloud.server.next_action import ActionRequests
+from cloud.server.operations_service import OPERATIONS_SERVICE, OperationsService
+from cloud.server.replica import Replica
+from cloud.server.robot_service import ROBOT_SERVICE, RobotService
+from cloud.server.session import Sessions
+from headway.clock import MonotonicClock, ns_from_s
+from headway.config import Settings
+from headway.errors import HeadwayError
+from headway.rpc.channel import server_options
+from headway.telemetry.metrics import Metrics, MetricsServer
+
+__all__ = ["Server"]
+
+# For statuses to reach their clients once everything has ended.
+_LAST_WORDS_S = 1.0
+
+
+class Server:
+    """A server that is not started yet.
+
+    Args:
+        settings: everything that can be set.
+        make_engine: a fresh engine for every start; by default what
+            `settings.engine` asks for.
+        policy: decides; by default the scheduler.
+
+    Attributes:
+        port: where it listens, once started.
+        model: what is served.
+
+    Raises:
+        HeadwayError: settings that cannot be served, or no usable model.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        make_engine: Callable[[], Engine] | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        require_loopback(settings.server.host)
+        self.settings = settings
+        self.port = 0
+        folder = model_folder(settings.engine.model)
+        self.model: ModelConfig = load_model_config(folder)
+        tokenizer = load_tokenizer(folder)
+        self._clock = MonotonicClock()
+        self._metrics = Metrics(tenant.name for tenant in settings.tenants)
+        self._metrics_server: MetricsServer | None = None
+        self.dispatcher = Dispatcher(
+            policy or make_policy(settings),
+            self._replicas(make_engine or engine_factory(settings.engine, folder)),
+            Ledger(self._metrics if settings.server.metrics_port else None),
+            self._clock,
+        )
+        self._gate = CallGate(DevelopmentAuthenticator(settings.tenants), settings.server.max_calls)
+        self._robots = self._robot_service(tokenizer)
+        self._health = Health((ROBOT_SERVICE, OPERATIONS_SERVICE))
+        self._grpc: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        """Host and port, as a client is given them."""
+        host = self.settings.server.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Starts everything; on an error nothing of it is left.
+
+        Raises:
+            HeadwayError: an address cannot be had, or an engine does not start.
+        """
+        try:
+            await self._start()
+        except EngineLostError as lost:
+            await self.stop(grace_s=0)
+            raise HeadwayError(f"the engine did not start: {lost.reason}") from lost
+        except BaseException:
+            await self.stop(grace_s=0)
+            raise
+
+    async def run(self) -> None:
+        """Waits for a bug, and raises it; never returns by itself."""
+        await self.dispatcher.run()
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuses new work, and waits up to `grace_s` for what was promised."""
+        await self._health.stop()
+        self.dispatcher.drain()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.dispatcher.wait_idle()
+        except TimeoutError:
+            pass  # Its clients are told by `stop`.
+
+    async def stop(self, *, grace_s: float | None = None) -> None:
+        """Drains, tells everyone who is left, and stops. May be called twice.
+
+        Args:
+            grace_s: how long to wait for what was promised; None: as set.
+        """
+        grace_s = self.settings.server.grace_s if grace_s is None else grace_s
+        if self._grpc is not None:
+            await self.drain(grace_s)
+            self.dispatcher.end_all()
+            self._robots.sessions.close()
+            server, self._grpc = self._grpc, None
+            await server.stop(_LAST_WORDS_S if grace_s else 0)
+        await self.dispatcher.stop()
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+            self._metrics_server = None
+
+    async def _start(self) -> None:
+        listen = self.settings.server
+        server = grpc.aio.server(options=server_options(max_message_bytes=listen.max_message_bytes))
+        self._grpc = server
+        # The address first: it costs nothing, and is what most often fails.
+        self.port = _bind(server, listen.host, listen.port)
+        if listen.metrics_port:
+            self._metrics_server = self._metrics.serve(listen.host, listen.metrics_port)
+        await self.dispatcher.start()
+        await self._health.start(server)
+        operations = OperationsService(self._gate, self.dispatcher, self.model.name, self._clock)
+        server.add_generic_rpc_handlers((self._robots.handler(), operations.handler()))
+        if listen.reflection:
+            names = (ROBOT_SERVICE, OPERATIONS_SERVICE, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+        await server.start()
+        self._tell_health()
+
+    def _tell_health(self) -> None:
+        self._health.tell(is_serving=self.dispatcher.has_engine)
+
+    def _replicas(self, make_engine: Callable[[], Engine]) -> list[Replica]:
+        engine = self.settings.engine
+        metrics = self._metrics if self.settings.server.metrics_port else None
+
+        def make_spec(replica_id: str, description: EngineDescription) -> ReplicaSpec:
+            return replica_spec(replica_id, description, engine)
+
+        replicas = []
+        for number in range(engine.replicas):
+            replica_id = f"replica-{number}"
+            replicas.append(
+                Replica(
+                    replica_id,
+                    make_engine,
+                    make_spec,
+                    self._clock,
+                    StepTimes(replica_id, metrics),
+                    step_timeout_ns=ns_from_s(engine.step_timeout_s),
+                    backoff_ns=(
+                        ns_from_s(engine.restart_backoff_s),
+                        ns_from_s(engine.restart_backoff_max_s),
+                    ),
+                    on_change=self._tell_health,
+                )
+            )
+        return replicas
+
+    def _robot_service(self, tokenizer: Tokenizer) -> RobotService:
+        settings = self.settings
+        codec = ActionCodec(tokenizer, settings.actions, self.model.name)
+        requests = ActionRequests(codec, self.dispatcher)
+        sessions = Sessions(requests, settings.server, settings.actions, self._clock)
+        generate = Generate(
+            self.dispatcher,
+            tokenizer,
+            self.model.name,
+            self.model.eos_tokens,
+            settings.scheduler,
+            self._clock,
+            settings.server.write_timeout_s,
+        )
+        return RobotService(self._gate, requests, sessions, generate, self._clock)
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    """The port that was taken.
+
+    Raises:
+        HeadwayError: it cannot be had.
+    """
+    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound: int = server.add_insecure_port(target)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise HeadwayError(
+            f"cannot listen on {target}: is another server running there? "
+            "Choose another port (--port), or 0 for a free one"
+        )
+    return bound

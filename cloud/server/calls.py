@@ -1,0 +1,91 @@
+"""What every method does before and after its own work: count, identify, map errors."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+import structlog
+
+from cloud.server.identity import Authenticator, Identity
+from cloud.server.refused import CallRefused, abort
+from headway.outcome import Reason
+
+__all__ = ["CallGate", "Context"]
+
+_log = structlog.get_logger()
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+
+
+class CallGate:
+    """The way into a service.
+
+    Args:
+        authenticator: finds out who calls.
+        max_calls: most calls and sessions at once.
+    """
+
+    def __init__(self, authenticator: Authenticator, max_calls: int) -> None:
+        self._authenticator = authenticator
+        self._max_calls = max_calls
+        self.num_open = 0
+
+    def unary(
+        self, work: Callable[[bytes, Identity, Context], Awaitable[bytes]]
+    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        """A handler for a method with one answer, around `work`."""
+
+        async def handler(data: bytes, context: Context) -> bytes:
+            identity: Identity | None = None
+            self.num_open += 1
+            try:
+                identity = self._enter(context)
+                return await work(data, identity, context)
+            except CallRefused as refused:
+                await abort(context, refused, identity.tenant if identity else "")
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception:
+                await _abort_for_bug(context)
+            finally:
+                self.num_open -= 1
+
+        return handler
+
+    def streaming(
+        self, work: Callable[[Any, Identity, Context], Awaitable[None]]
+    ) -> Callable[[Any, Context], Awaitable[None]]:
+        """A handler for a method that writes as it goes, around `work`."""
+
+        async def handler(incoming: Any, context: Context) -> None:
+            identity: Identity | None = None
+            self.num_open += 1
+            try:
+                identity = self._enter(context)
+                await work(incoming, identity, context)
+            except CallRefused as refused:
+                await abort(context, refused, identity.tenant if identity else "")
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception:
+                await _abort_for_bug(context)
+            finally:
+                self.num_open -= 1
+
+        return handler
+
+    def _enter(self, context: Context) -> Identity:
+        if self.num_open > self._max_calls:
+            raise CallRefused(
+                Reason.QUEUE_FULL,
+                f"{self._max_calls} calls are open already; wait, or ask another server",
+                retry_after_ns=1_000_000_000,
+            )
+        return self._authenticator.identify(context)
+
+
+async def _abort_for_bug(context: Context) -> NoReturn:
+    # What went wrong is for the log alone: it may hold another tenant's data.
+    _log.exception("call_failed")
+    await abort(context, CallRefused(Reason.INTERNAL, "internal error; the server's log says more"))

@@ -1,0 +1,126 @@
+"""`headway serve`: one server process, from its first line to its last."""
+
+import asyncio
+import gc
+import signal
+from pathlib import Path
+
+import click
+import structlog
+
+from headway.config import Settings, load_settings
+from headway.telemetry import configure_logging
+
+__all__ = ["serve"]
+
+_log = structlog.get_logger()
+_EXIT_BUG = 1
+_EXIT_AT_ONCE = 130
+
+
+@click.command()
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Settings file; see 'headway config --example'.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), help="TCP port; 0 takes a free one.")
+@click.option("--model", metavar="FOLDER|tiny", help="Model to serve.")
+@click.option("--engine", type=click.Choice(["torch", "simulated"]), help="What runs the model.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Prometheus port; 0 is off.")
+@click.pass_context
+def serve(
+    context: click.Context,
+    config: Path | None,
+    port: int | None,
+    model: str | None,
+    engine: str | None,
+    metrics_port: int | None,
+) -> None:
+    """Serves a model to robots until it is told to stop (Ctrl-C, SIGTERM).
+
+    The first signal finishes what was promised; the second ends at once.
+    """
+    settings = load_settings(
+        config,
+        {
+            "server.port": port,
+            "server.metrics_port": metrics_port,
+            "engine.model": model,
+            "engine.kind": engine,
+        },
+    )
+    configure_logging(settings.telemetry.log_format, settings.telemetry.log_level)
+    context.exit(asyncio.run(_serve(settings)))
+
+
+async def _serve(settings: Settings) -> int:
+    """Runs the server; the process's exit status."""
+    from cloud.server.app import Server
+
+    signals = _Signals()
+    server = Server(settings)
+    starting = asyncio.create_task(server.start())
+    try:
+        if not await signals.outlasted_by(starting, times=1):
+            return 0
+        _freeze()
+        untrained = " (untrained: its actions mean nothing)" if server.model.is_untrained else ""
+        click.echo(
+            f"headway: serving {server.model.name}{untrained} on {server.address}, "
+            f"{settings.engine.kind} engine. Ctrl-C stops"
+        )
+        running = asyncio.create_task(server.run())
+        if await signals.outlasted_by(running, times=1):
+            return _EXIT_BUG
+        stopping = asyncio.create_task(server.stop())
+        if await signals.outlasted_by(stopping, times=2):
+            return 0
+        return _EXIT_AT_ONCE
+    finally:
+        await server.stop(grace_s=0)
+
+
+class _Signals:
+    """Counts SIGINT and SIGTERM from now on."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._arrived, number)
+
+    async def outlasted_by(self, task: "asyncio.Task[None]", *, times: int) -> bool:
+        """Waits for `task`, or for the signal number `times`, which cancels it.
+
+        Returns:
+            Whether the task came to its end; raises what it raised.
+        """
+        waiting = asyncio.create_task(self._reached(times))
+        try:
+            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                return True
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return False
+        finally:
+            waiting.cancel()
+
+    async def _reached(self, times: int) -> None:
+        while self._count < times:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _arrived(self, number: int) -> None:
+        self._count += 1
+        self._changed.set()
+        _log.info("signal_received", signal=signal.Signals(number).name, count=self._count)
+
+
+def _freeze() -> None:
+    """What was loaded stays; the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()

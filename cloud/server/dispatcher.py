@@ -1,0 +1,254 @@
+"""Drives the policy with real time and real engines: one asyncio loop for all of it.
+
+A service submits a request and gets a `Call`; tokens and the end come to it by
+callbacks on the loop. For each replica one task goes plan -> execute -> commit,
+and plans the next step as soon as the last result is in.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from cloud.engine.api import EngineRequest
+from cloud.scheduler.policy import Policy
+from cloud.scheduler.types import Admitted, Ended, Event, Rejected, Request, TokenEmitted
+from cloud.server.ledger import Ledger
+from cloud.server.refused import CallRefused
+from cloud.server.replica import Replica
+from headway.clock import Clock, s_from_ns
+from headway.outcome import Reason
+
+__all__ = ["Call", "Dispatcher"]
+
+
+class Call:
+    """A request that was admitted, from its service's point of view.
+
+    Attributes:
+        request: as the scheduler knows it.
+        prompt: as the engine is to know it.
+        arrived_ns: when it came in.
+        tokens: its output so far; grows until `ended`.
+        ended: its one end; None while it lives.
+        label: what a person knows it by, for the log.
+    """
+
+    __slots__ = (
+        "arrived_ns",
+        "ended",
+        "label",
+        "on_ended",
+        "on_token",
+        "prompt",
+        "request",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        prompt: EngineRequest,
+        arrived_ns: int,
+        on_ended: Callable[["Call"], None],
+        on_token: Callable[["Call"], None] | None = None,
+        label: str = "",
+    ) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.arrived_ns = arrived_ns
+        self.on_ended = on_ended
+        self.on_token = on_token
+        self.label = label
+        self.tokens: list[int] = []
+        self.ended: Ended | None = None
+
+
+class Dispatcher:
+    """Takes requests in, runs the replicas, tells every request its end.
+
+    All methods are for the loop that `start` ran on. Callbacks run inside the
+    call that caused them and must neither raise nor wait.
+
+    Args:
+        policy: decides.
+        replicas: run the engines.
+        ledger: keeps count of what became of requests.
+        clock: the one clock of policy and deadlines; must be the loop's own
+            (monotonic), since timers are set by it.
+    """
+
+    def __init__(
+        self, policy: Policy, replicas: Sequence[Replica], ledger: Ledger, clock: Clock
+    ) -> None:
+        self.policy = policy
+        self.replicas = tuple(replicas)
+        self.ledger = ledger
+        self.is_draining = False
+        self._clock = clock
+        self._calls: dict[str, Call] = {}
+        self._expiry: asyncio.TimerHandle | None = None
+        self._expiry_ns = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_live(self) -> int:
+        """Requests that were admitted and have not ended."""
+        return len(self._calls)
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether any replica can be given work."""
+        return any(replica.is_up for replica in self.replicas)
+
+    async def start(self) -> None:
+        """Starts every engine, and waits until all are ready.
+
+        Raises:
+            EngineLostError: one did not start; all are stopped again.
+        """
+        try:
+            # One after the other: each calibrates, and would disturb the other.
+            for replica in self.replicas:
+                await replica.start(self)
+        except BaseException:
+            await self._stop_engines()
+            raise
+        for replica in self.replicas:
+            self._tasks.append(asyncio.create_task(replica.run(self), name=replica.replica_id))
+
+    async def run(self) -> None:
+        """Waits for a bug: returns when cancelled, raises what stopped a replica's task."""
+        await asyncio.gather(*self._tasks)
+
+    def submit(self, call: Call) -> Admitted | Rejected:
+        """Asks for admission; an admitted call is told its end.
+
+        Raises:
+            ValueError: the request is impossible by its own terms.
+        """
+        now_ns = self._clock.now_ns()
+        request = call.request
+        # Before the answer: admission may itself end what it supersedes.
+        self._calls[request.request_id] = call
+        try:
+            answer = self.policy.submit(request, now_ns)
+        except ValueError:
+            del self._calls[request.request_id]
+            raise
+        if isinstance(answer, Rejected):
+            del self._calls[request.request_id]
+            if answer.retry_after_ns is None and answer.reason is Reason.NO_ENGINE:
+                answer = self._with_restart_hint(answer)
+            self.ledger.rejected(request, answer)
+            return answer
+        self._idle.clear()
+        self.ledger.admitted(request)
+        if answer.events:
+            self.tell(answer.events)
+        for replica in self.replicas:
+            replica.wake()
+        self._watch_expiry()
+        return answer
+
+    def cancel(self, call: Call) -> None:
+        """Ends a call for its client. One that has ended is left alone."""
+        if call.ended is None:
+            self.tell(self.policy.cancel(call.request.request_id, self._clock.now_ns()))
+            # What it held may be what others waited for.
+            for replica in self.replicas:
+                replica.wake()
+
+    def drain(self) -> None:
+        """Refuses new work from now on, and ends what nothing was promised to."""
+        if not self.is_draining:
+            self.is_draining = True
+            self.policy.drain(self._clock.now_ns())
+            for call in tuple(self._calls.values()):
+                if not call.request.request_class.is_promised:
+                    self.cancel(call)
+
+    async def wait_idle(self) -> None:
+        """Waits until every call has ended."""
+        await self._idle.wait()
+
+    def end_all(self) -> None:
+        """Ends every live call: the server goes."""
+        for call in list(self._calls.values()):
+            self.cancel(call)
+
+    async def stop(self) -> None:
+        """Ends all tasks and engines. May be called twice."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stop_engines()
+
+    def why_not(self, ended: Ended | None) -> CallRefused:
+        """The "no" for a call that was admitted and not completed."""
+        if ended is None:
+            return CallRefused(Reason.INTERNAL, "answered before its end")
+        if ended.reason in (Reason.ENGINE_LOST, Reason.NO_ENGINE):
+            return CallRefused.of_ended(ended, self.restart_hint_ns())
+        if ended.reason is Reason.CANCELLED and self.is_draining:
+            return CallRefused(Reason.DRAINING, "the server was shut down before it was done")
+        return CallRefused.of_ended(ended)
+
+    def restart_hint_ns(self) -> int:
+        """Earliest span after which some replica may be up."""
+        return min(replica.restart_hint_ns() for replica in self.replicas)
+
+    def prompt_of(self, request_id: str) -> EngineRequest:
+        """What an engine is to know of a live request."""
+        return self._calls[request_id].prompt
+
+    def tell(self, events: Iterable[Event]) -> None:
+        """Brings events to their calls."""
+        calls = self._calls
+        for event in events:
+            if type(event) is TokenEmitted:
+                call = calls[event.request_id]
+                call.tokens.append(event.token)
+                if call.on_token is not None:
+                    call.on_token(call)
+            elif type(event) is Ended:
+                call = calls.pop(event.request_id)
+                call.ended = event
+                self.ledger.ended(call, event)
+                call.on_ended(call)
+        if not calls:
+            self._idle.set()
+
+    def _with_restart_hint(self, answer: Rejected) -> Rejected:
+        return Rejected(
+            answer.request_id, answer.reason, answer.message, self.restart_hint_ns(), None
+        )
+
+    def _watch_expiry(self) -> None:
+        """Makes sure that the timer rings no later than the policy's next expiry."""
+        at_ns = self.policy.next_expiry_ns()
+        if at_ns is None:
+            return
+        if self._expiry is not None:
+            if self._expiry_ns <= at_ns:
+                return
+            self._expiry.cancel()
+        self._expiry_ns = at_ns
+        self._expiry = asyncio.get_running_loop().call_at(s_from_ns(at_ns), self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        self.tell(self.policy.advance(self._clock.now_ns()))
+        self._watch_expiry()
+
+    async def _stop_engines(self) -> None:
+        results: list[Any] = await asyncio.gather(
+            *(replica.stop() for replica in self.replicas), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result

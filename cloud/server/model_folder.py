@@ -1,0 +1,56 @@
+"""Which checkpoint is served: a folder, or "tiny" for one that is made on the spot."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from cloud.engine.tiny import write_tiny_checkpoint
+from headway.errors import HeadwayError
+
+__all__ = ["TINY", "cache_folder", "model_folder"]
+
+TINY = "tiny"
+# In the folder's name: another way of making it makes another folder.
+_TINY_VERSION = 1
+
+
+def cache_folder() -> Path:
+    """Where files that can be made again are kept: $HEADWAY_CACHE_DIR, or the user's cache."""
+    own = os.environ.get("HEADWAY_CACHE_DIR")
+    if own:
+        return Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "headway"
+
+
+def model_folder(model: str) -> Path:
+    """The checkpoint folder that `engine.model` means; "tiny" is made where it is missing.
+
+    Raises:
+        HeadwayError: the tiny model cannot be written.
+    """
+    if model != TINY:
+        return Path(model)
+    folder = cache_folder() / "models" / f"tiny-{_TINY_VERSION}" / TINY
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Under another name first: a folder that is there is a whole one, also
+        # when two servers start at once.
+        unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
+        try:
+            write_tiny_checkpoint(unfinished)
+            unfinished.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        raise HeadwayError(
+            f"cannot write the tiny model to {folder}: {error.strerror or error}. "
+            "Set HEADWAY_CACHE_DIR to a folder that can be written"
+        ) from error
+    return folder

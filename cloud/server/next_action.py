@@ -1,0 +1,171 @@
+"""From an observation to a request, and from a request's end to an action chunk.
+
+Shared by NextAction and Session, which differ only in how the answer travels.
+"""
+
+from collections.abc import Callable
+from itertools import count
+
+from cloud.engine.api import EngineRequest, Sampling
+from cloud.scheduler.types import DeadlineCovers, Ended, Rejected, Request
+from cloud.server.action import ActionCodec, Embodiment
+from cloud.server.dispatcher import Call, Dispatcher
+from cloud.server.identity import Identity
+from cloud.server.refused import CallRefused
+from cloud.server.validation import budget_ns, check_observation
+from headway.outcome import Outcome, RequestClass
+from headway.v1 import robot_pb2
+
+__all__ = ["ActionCall", "ActionRequests", "fill_timings"]
+
+_NS_PER_S = 1_000_000_000
+
+
+class ActionCall(Call):
+    """A call for a chunk of actions.
+
+    Attributes:
+        observation_id: of the robot.
+        embodiment: of the robot.
+        robot: (tenant, robot id).
+    """
+
+    __slots__ = ("embodiment", "observation_id", "robot")
+
+    observation_id: str
+    embodiment: Embodiment
+    robot: tuple[str, str]
+
+
+class ActionRequests:
+    """Asks for actions, in the name of robots.
+
+    Args:
+        codec: speaks the model's language.
+        dispatcher: runs the requests.
+        sees_images: whether the model has a vision encoder.
+    """
+
+    def __init__(
+        self, codec: ActionCodec, dispatcher: Dispatcher, *, sees_images: bool = False
+    ) -> None:
+        self._codec = codec
+        self._dispatcher = dispatcher
+        self._sees_images = sees_images
+        self._sampling = Sampling(allowed_tokens=codec.allowed_tokens)
+        self._numbers = count(1)
+        # The newest live request of each robot: a newer observation takes its place.
+        self._newest: dict[tuple[str, str], str] = {}
+
+    def embodiment(self, name: str, field: str) -> Embodiment:
+        """The embodiment called `name`.
+
+        Raises:
+            CallRefused: INVALID, it is not served.
+        """
+        found = self._codec.embodiments.get(name)
+        if found is None:
+            known = ", ".join(sorted(self._codec.embodiments))
+            raise CallRefused.invalid(
+                field, f"'{name[:64]}' is not served; expected one of {known}"
+            )
+        return found
+
+    def submit(
+        self,
+        identity: Identity,
+        robot_id: str,
+        embodiment: Embodiment,
+        observation: robot_pb2.Observation,
+        *,
+        arrived_ns: int,
+        call_deadline_ns: int | None,
+        on_ended: Callable[[Call], None],
+        prefix: str = "observation.",
+    ) -> ActionCall:
+        """Asks for the actions that answer `observation`.
+
+        Args:
+            identity: who asks.
+            robot_id: checked already.
+            embodiment: of the robot.
+            observation: checked here.
+            arrived_ns: when it came in; its budget counts from there.
+            call_deadline_ns: of the gRPC call, if it has one.
+            on_ended: told the end, on the loop.
+            prefix: path of the observation, for errors.
+
+        Raises:
+            CallRefused: it is malformed, not allowed, or was not admitted.
+        """
+        identity.require_class(RequestClass.INTERACTIVE)
+        check_observation(observation, sees_images=self._sees_images, prefix=prefix)
+        deadline_ns = call_deadline_ns
+        if observation.HasField("budget"):
+            budget_deadline_ns = arrived_ns + budget_ns(prefix + "budget", observation.budget)
+            if deadline_ns is None or budget_deadline_ns < deadline_ns:
+                deadline_ns = budget_deadline_ns
+        if deadline_ns is None:
+            raise CallRefused.invalid(
+                prefix + "budget", "missing, and the call has no deadline; expected one of the two"
+            )
+        robot = (identity.tenant, robot_id)
+        prompt = self._codec.prompt(embodiment, observation)
+        request_id = f"action-{next(self._numbers)}"
+        request = Request(
+            request_id=request_id,
+            tenant=identity.tenant,
+            request_class=RequestClass.INTERACTIVE,
+            prompt_tokens=len(prompt),
+            max_output_tokens=embodiment.num_tokens,
+            deadline_ns=deadline_ns,
+            deadline_covers=DeadlineCovers.LAST_TOKEN,
+            has_fixed_output=True,
+            supersedes=self._newest.get(robot, ""),
+        )
+        call = ActionCall(
+            request,
+            EngineRequest(request_id, prompt, self._sampling),
+            arrived_ns,
+            on_ended,
+            label=f"{robot_id}/{observation.observation_id}",
+        )
+        call.observation_id = observation.observation_id
+        call.embodiment = embodiment
+        call.robot = robot
+        answer = self._dispatcher.submit(call)
+        if isinstance(answer, Rejected):
+            raise CallRefused.of_rejected(answer)
+        if call.ended is None:
+            self._newest[robot] = request_id
+        return call
+
+    def release(self, call: ActionCall) -> None:
+        """Lets go of a call, however it stands. May be called twice."""
+        self._dispatcher.cancel(call)
+        if self._newest.get(call.robot) == call.request.request_id:
+            del self._newest[call.robot]
+
+    def fill(self, chunk: robot_pb2.ActionChunk, call: ActionCall) -> None:
+        """Writes the answer to an ended call into `chunk`.
+
+        Raises:
+            CallRefused: it was not completed.
+        """
+        ended = call.ended
+        if ended is None or ended.outcome is not Outcome.COMPLETED:
+            raise self._dispatcher.why_not(ended)
+        self._codec.fill(chunk, call.embodiment, call.tokens)
+        chunk.observation_id = call.observation_id
+        fill_timings(chunk.timings, ended, ended.at_ns - call.arrived_ns)
+
+
+def fill_timings(timings: robot_pb2.Timings, ended: Ended, total_ns: int) -> None:
+    """Writes where the time went."""
+    for span, span_ns in (
+        (timings.queue, ended.queue_ns),
+        (timings.prefill, ended.prefill_ns),
+        (timings.decode, ended.decode_ns),
+        (timings.total, total_ns),
+    ):
+        span.seconds, span.nanos = divmod(span_ns, _NS_PER_S)

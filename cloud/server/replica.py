@@ -1,0 +1,211 @@
+"""One engine's life: start, step after step, loss, start again."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import structlog
+
+from cloud.engine.api import Engine, EngineDescription, EngineLostError, EngineRequest
+from cloud.scheduler.policy import Policy
+from cloud.scheduler.types import Event, ReplicaSpec, StepPlan
+from cloud.server.ledger import StepTimes
+from headway.clock import Clock, s_from_ns
+
+__all__ = ["Host", "Replica"]
+
+_log = structlog.get_logger()
+
+# Where a policy has work but plans nothing, something that only time brings
+# (the starvation lane's allowance, say) may change its mind.
+_REPLAN_AFTER_S = 0.02
+# An engine that answers without waiting would keep the loop from all else.
+_MAX_UNYIELDED_NS = 1_000_000
+
+
+class Host(Protocol):
+    """What a replica needs of the dispatcher."""
+
+    policy: Policy
+
+    def tell(self, events: Iterable[Event]) -> None:
+        """Brings events to their calls."""
+
+    def prompt_of(self, request_id: str) -> EngineRequest:
+        """What an engine is to know of a live request."""
+
+
+class Replica:
+    """Keeps one engine running and fed.
+
+    Args:
+        replica_id: its name.
+        make_engine: a fresh engine for every start.
+        make_spec: what the policy is told of a started engine.
+        clock: of the policy.
+        times: where step times are kept.
+        step_timeout_ns: a step that takes longer means a lost engine.
+        backoff_ns: (first, longest) wait before a lost engine is started again.
+        on_change: called after the replica went up or down.
+    """
+
+    def __init__(
+        self,
+        replica_id: str,
+        make_engine: Callable[[], Engine],
+        make_spec: Callable[[str, EngineDescription], ReplicaSpec],
+        clock: Clock,
+        times: StepTimes,
+        *,
+        step_timeout_ns: int = 30_000_000_000,
+        backoff_ns: tuple[int, int] = (500_000_000, 30_000_000_000),
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.replica_id = replica_id
+        self.is_up = False
+        self.down_reason = "not started"
+        self.description: EngineDescription | None = None
+        self.times = times
+        self.on_change = on_change
+        self._make_engine = make_engine
+        self._make_spec = make_spec
+        self._clock = clock
+        self._step_timeout_s = s_from_ns(step_timeout_ns)
+        self._backoff_ns = backoff_ns
+        self._next_backoff_ns = backoff_ns[0]
+        self._restart_at_ns = 0
+        self._engine: Engine | None = None
+        self._opened: set[str] = set()
+        self._unsent_closed: tuple[str, ...] = ()
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """Says that there may be something to plan."""
+        self._woken.set()
+
+    def restart_hint_ns(self) -> int:
+        """Earliest span after which this replica may be up."""
+        return max(self._restart_at_ns - self._clock.now_ns(), self._backoff_ns[0])
+
+    async def start(self, host: Host) -> None:
+        """Starts the engine and tells the policy.
+
+        Raises:
+            EngineLostError: it did not become ready.
+        """
+        engine = self._make_engine()
+        self._engine = engine
+        description = await engine.start()
+        self.description = description
+        self._opened.clear()
+        self._unsent_closed = ()
+        spec = self._make_spec(self.replica_id, description)
+        host.tell(host.policy.replica_up(spec, self._clock.now_ns()))
+        self.is_up, self.down_reason = True, ""
+        self.on_change()
+
+    async def run(self, host: Host) -> None:
+        """Feeds the started engine, and starts it again whenever it is lost. Never returns."""
+        while True:
+            try:
+                if not self.is_up:
+                    await self.start(host)
+                    _log.info("engine_restarted", replica=self.replica_id)
+                await self._feed(host)
+            except EngineLostError as lost:
+                await self._lose(host, lost.reason)
+            await asyncio.sleep(s_from_ns(max(0, self._restart_at_ns - self._clock.now_ns())))
+
+    async def stop(self) -> None:
+        """Ends the engine. May be called twice."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.stop()
+
+    async def _lose(self, host: Host, reason: str) -> None:
+        was_up, self.is_up = self.is_up, False
+        self.down_reason = reason
+        now_ns = self._clock.now_ns()
+        self._restart_at_ns = now_ns + self._next_backoff_ns
+        _log.error(
+            "engine_lost",
+            replica=self.replica_id,
+            reason=reason,
+            restart_in_s=s_from_ns(self._next_backoff_ns),
+        )
+        self._next_backoff_ns = min(2 * self._next_backoff_ns, self._backoff_ns[1])
+        if was_up:
+            host.tell(host.policy.replica_down(self.replica_id, now_ns))
+            self.on_change()
+        await self.stop()
+
+    async def _feed(self, host: Host) -> None:
+        policy, clock, engine, replica_id = host.policy, self._clock, self._engine, self.replica_id
+        if engine is None:
+            raise EngineLostError("stopped")
+        unyielded_ns = 0
+        result_ns = clock.now_ns()
+        while True:
+            if not policy.has_work(replica_id):
+                self._woken.clear()
+                await self._woken.wait()
+                unyielded_ns, result_ns = 0, clock.now_ns()
+            plan = policy.plan(replica_id, clock.now_ns())
+            if plan.events:
+                host.tell(plan.events)
+            if plan.is_empty:
+                self._unsent_closed += plan.closed
+                if policy.has_work(replica_id):
+                    await self._wait_a_little()
+                    unyielded_ns, result_ns = 0, clock.now_ns()
+                continue
+            plan, opened = self._ready(host, plan)
+            sent_ns = clock.now_ns()
+            try:
+                async with asyncio.timeout(self._step_timeout_s):
+                    result = await engine.execute(plan, opened)
+            except TimeoutError:
+                raise EngineLostError(
+                    f"a step took longer than {self._step_timeout_s:g} s"
+                ) from None
+            planned_ns = sent_ns - result_ns
+            result_ns = clock.now_ns()
+            host.tell(policy.commit(replica_id, result, result_ns))
+            waited_ns = result_ns - sent_ns
+            self.times.add(result.elapsed_ns, planned_ns + max(0, waited_ns - result.elapsed_ns))
+            self._next_backoff_ns = self._backoff_ns[0]
+            unyielded_ns = (
+                0 if waited_ns > _MAX_UNYIELDED_NS else unyielded_ns + waited_ns + planned_ns
+            )
+            if unyielded_ns > _MAX_UNYIELDED_NS:
+                await asyncio.sleep(0)
+                unyielded_ns = 0
+
+    def _ready(self, host: Host, plan: StepPlan) -> tuple[StepPlan, list[EngineRequest]]:
+        """The plan with everything that the engine was not told yet, and the new requests."""
+        if self._unsent_closed:
+            plan = dataclasses.replace(plan, closed=self._unsent_closed + plan.closed)
+            self._unsent_closed = ()
+        opened_ids = self._opened
+        # An engine never hears of what ended before it was opened there.
+        if plan.closed:
+            known = tuple(name for name in plan.closed if name in opened_ids)
+            opened_ids.difference_update(known)
+            if len(known) < len(plan.closed):
+                plan = dataclasses.replace(plan, closed=known)
+        opened = []
+        for item in plan.items:
+            # A decode was preceded by its prefill, which opened it.
+            if item.is_prefill and item.request_id not in opened_ids:
+                opened_ids.add(item.request_id)
+                opened.append(host.prompt_of(item.request_id))
+        return plan, opened
+
+    async def _wait_a_little(self) -> None:
+        self._woken.clear()
+        try:
+            async with asyncio.timeout(_REPLAN_AFTER_S):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
