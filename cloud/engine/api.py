@@ -6,11 +6,19 @@ from typing import Protocol
 
 from cloud.scheduler.types import StepPlan, StepResult
 from headway.cost_model import MeasuredStep
+from headway.errors import HeadwayError
 
-__all__ = ["Engine", "EngineDescription", "EngineLostError", "EngineRequest", "Executor", "Sampling"]
+__all__ = [
+    "Engine",
+    "EngineDescription",
+    "EngineLostError",
+    "EngineRequest",
+    "Executor",
+    "Sampling",
+]
 
 
-class EngineLostError(Exception):
+class EngineLostError(HeadwayError):
     """The engine is gone, or gave an answer that breaks the step protocol.
 
     Attributes:
@@ -56,6 +64,7 @@ class EngineDescription:
     num_blocks: int
     vocabulary_tokens: int
     kv_bytes_per_token: int
+    num_swap_blocks: int = 0  # Host memory for swapped KV.
     # Steps measured on this machine, for the fit of the cost model.
     calibration: tuple[MeasuredStep, ...] = ()
 
