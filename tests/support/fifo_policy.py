@@ -1,5 +1,7 @@
 """A policy for tests of what is around the scheduler: first come, first served, one at a time."""
 
+# ruff: noqa: D102 - `Policy` says what each method does.
+
 from collections import deque
 
 from cloud.scheduler.types import (

@@ -1,0 +1,79 @@
+"""A whole server on a real loopback socket, inside a test's own loop."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from cloud.engine.api import Engine
+from cloud.scheduler.policy import Policy
+from cloud.server.app import Server
+from headway.config import Settings, load_settings
+from headway.rpc.channel import channel_options
+from headway.rpc.status import duration_from_ns
+from headway.v1 import robot_pb2
+from headway.v1.operations_pb2_grpc import OperationsServiceStub
+from headway.v1.robot_pb2_grpc import RobotServiceStub
+
+__all__ = ["RunningServer", "observation", "running_server", "settings"]
+
+
+def settings(**overrides: object) -> Settings:
+    """Defaults, on a free port, with `section__key` overrides."""
+    dotted = {name.replace("__", "."): value for name, value in overrides.items()}
+    return load_settings(None, {"server.port": 0, "engine.kind": "simulated"} | dotted)
+
+
+def observation(
+    observation_id: str = "obs-1", *, budget_s: float | None = 5.0, task: str = "go"
+) -> robot_pb2.Observation:
+    """A small one of a diff_drive robot."""
+    message = robot_pb2.Observation(observation_id=observation_id, task=task)
+    source = message.state.add(name="odometry")
+    source.values.add(name="x", value=1.25)
+    source.values.add(name="y", value=-0.5)
+    if budget_s is not None:
+        message.budget.CopyFrom(duration_from_ns(round(budget_s * 1e9)))
+    return message
+
+
+class RunningServer:
+    """A server and stubs on one channel to it."""
+
+    def __init__(self, server: Server, channel: grpc.aio.Channel) -> None:
+        self.server = server
+        self.channel = channel
+        self.robots: Any = RobotServiceStub(channel)
+        self.operations: Any = OperationsServiceStub(channel)
+
+    def raw_unary(self, method: str) -> Any:
+        """A unary method of RobotService that sends and gives bytes as they are."""
+        return self.channel.unary_unary(f"/headway.v1.RobotService/{method}")
+
+    async def next_action(
+        self, observation: robot_pb2.Observation, robot_id: str = "r1", **call: Any
+    ) -> robot_pb2.ActionChunk:
+        """One unary call."""
+        request = robot_pb2.NextActionRequest(
+            robot_id=robot_id, embodiment="diff_drive", observation=observation
+        )
+        response: robot_pb2.NextActionResponse = await self.robots.NextAction(request, **call)
+        return response.action
+
+
+@asynccontextmanager
+async def running_server(
+    config: Settings,
+    *,
+    make_engine: Callable[[], Engine] | None = None,
+    policy: Policy | None = None,
+) -> AsyncIterator[RunningServer]:
+    """Starts a server, and stops it at the end."""
+    server = Server(config, make_engine=make_engine, policy=policy)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(server.address, options=channel_options()) as channel:
+            yield RunningServer(server, channel)
+    finally:
+        await server.stop(grace_s=0)
