@@ -1,15 +1,17 @@
-"""`headway model`: make and check checkpoint folders."""
+"""`headway model`: get, make and check models."""
 
 from pathlib import Path
 
 import click
+
+from cloud.engine.pull_command import check, list_models, pull
 
 __all__ = ["model"]
 
 
 @click.group()
 def model() -> None:
-    """Makes and checks model checkpoints."""
+    """Gets, makes and checks models."""
 
 
 @model.command()
@@ -29,19 +31,6 @@ def tiny(folder: Path, seed: int) -> None:
     click.echo(f"Wrote an untrained model to {folder}")
 
 
-@model.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-def check(folder: Path) -> None:
-    """Checks that the engine can run the model in FOLDER."""
-    from cloud.engine.checkpoint import check_weights
-    from cloud.engine.tokenizer import action_token_ids, load_tokenizer
-
-    config, num_parameters = check_weights(folder)
-    tokenizer = load_tokenizer(folder)
-    untrained = ", untrained (random weights)" if config.is_untrained else ""
-    click.echo(
-        f"{config.name}: {config.architecture}, {num_parameters / 1e6:,.1f} M parameters, "
-        f"{config.layers} layers, context {config.max_context_tokens:,} tokens, "
-        f"vocabulary {tokenizer.vocabulary_tokens:,}, "
-        f"{len(action_token_ids(tokenizer))} action tokens{untrained}"
-    )
+model.add_command(pull)
+model.add_command(list_models)
+model.add_command(check)
