@@ -2,7 +2,6 @@
 output index alone, never on what else is in the step.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor
 
 from cloud.engine.api import Sampling
+from cloud.engine.seeded import uniform
 
-__all__ = ["Draw", "sample", "uniform"]
+__all__ = ["Draw", "sample"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,6 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
         for row, token in zip(rows, chosen.tolist(), strict=True):
             tokens[row] = token
     return tokens
-
-
-def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that depends on `seed` and `index` alone: the top 53
-    bits of BLAKE2b, so that it is the same on every machine.
-    """
-    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
 
 
 def _groups(draws: Sequence[Draw]) -> list[tuple[list[int], Tensor | None, bool]]:

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ from cloud.engine.api import EngineDescription, EngineRequest
 from cloud.engine.attention import lower_right_mask
 from cloud.engine.block_table import BlockTable
 from cloud.engine.checkpoint import load_weights
-from cloud.engine.errors import EngineError, PlanError
+from cloud.engine.errors import EngineError
+from cloud.engine.live_requests import LiveRequest, LiveRequests
 from cloud.engine.memory import available_bytes, require_memory
 from cloud.engine.model import Model, Segment
 from cloud.engine.model_config import load_model_config
@@ -24,19 +25,12 @@ from cloud.scheduler.types import ScheduledItem, StepOutput, StepPlan, StepResul
 __all__ = ["TorchExecutor"]
 
 
-@dataclass(slots=True)
-class _LiveRequest:
-    """A request between its first step and its end."""
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """What a live request has in torch's terms."""
 
-    request: EngineRequest
     table: BlockTable
     allowed: Tensor | None
-    # Prompt, then own outputs: what a preempted request computes anew.
-    tokens: list[int] = field(default_factory=list)
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
 
 
 class TorchExecutor:
@@ -73,7 +67,7 @@ class TorchExecutor:
         host_shape = (config.layers, num_swap_blocks * block_tokens, *shape[2:])
         self._host_kv = torch.zeros(host_shape, dtype=self._dtype)
         self._layers_kv = list(self._kv.unbind())
-        self._live: dict[str, _LiveRequest] = {}
+        self._tensors: dict[str, _Tensors] = {}
         self._allowed_sets: dict[tuple[int, ...], Tensor] = {}
         self._description = EngineDescription(
             kind="torch",
@@ -86,6 +80,7 @@ class TorchExecutor:
             kv_bytes_per_token=kv_bytes,
             num_swap_blocks=num_swap_blocks,
         )
+        self._requests = LiveRequests(self._description)
 
     @classmethod
     def load(
@@ -155,35 +150,24 @@ class TorchExecutor:
             Logits of the items that sample, in order, float32 [n, vocabulary].
         """
         for request_id in plan.closed:
-            self._live.pop(request_id, None)
+            self._requests.close(request_id)
+            self._tensors.pop(request_id, None)
         for request in opened:
             self._open(request)
         self._swap(plan)
         if not plan.items:
             return torch.empty(0, self._model.config.vocabulary_tokens)
-        return self._forward([(item, self._extend_table(item)) for item in plan.items])
+        return self._forward([(item, *self._extend(item)) for item in plan.items])
 
     def _open(self, request: EngineRequest) -> None:
-        vocabulary = self._model.config.vocabulary_tokens
-        sampling = request.sampling
-        if request.request_id in self._live:
-            raise PlanError(f"request {request.request_id} was opened before")
-        for tokens in (request.prompt, sampling.allowed_tokens):
-            if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
-                raise PlanError(
-                    f"request {request.request_id} has tokens from {min(tokens)} to "
-                    f"{max(tokens)}; the vocabulary has {vocabulary}"
-                )
+        self._requests.open(request)
         allowed = None
-        if sampling.allowed_tokens:
+        if ids := request.sampling.allowed_tokens:
             # One tensor per distinct set, so that rows which share it are chosen together.
-            allowed = self._allowed_sets.get(sampling.allowed_tokens)
+            allowed = self._allowed_sets.get(ids)
             if allowed is None:
-                allowed = torch.tensor(sampling.allowed_tokens, device=self._device)
-                self._allowed_sets[sampling.allowed_tokens] = allowed
-        self._live[request.request_id] = _LiveRequest(
-            request, BlockTable(self._block_tokens), allowed, list(request.prompt)
-        )
+                allowed = self._allowed_sets[ids] = torch.tensor(ids, device=self._device)
+        self._tensors[request.request_id] = _Tensors(BlockTable(self._block_tokens), allowed)
 
     def _swap(self, plan: StepPlan) -> None:
         """Copies whole blocks; out before in, so that a block can do both."""
@@ -202,45 +186,28 @@ class TorchExecutor:
         first = torch.tensor(blocks).unsqueeze(1) * self._block_tokens
         return (first + torch.arange(self._block_tokens)).view(-1)
 
-    def _extend_table(self, item: ScheduledItem) -> _LiveRequest:
-        live = self._live.get(item.request_id)
-        if live is None:
-            raise PlanError(f"request {item.request_id} was never opened, or is closed")
+    def _extend(self, item: ScheduledItem) -> tuple[LiveRequest, BlockTable]:
+        live = self._requests.extend(item)
+        table = self._tensors[item.request_id].table
         if item.resets_table:
-            live.table.clear()
-        if item.new_blocks:
-            if not 0 <= min(item.new_blocks) <= max(item.new_blocks) < self._description.num_blocks:
-                raise PlanError(f"request {item.request_id} was given blocks {item.new_blocks}")
-            live.table.append(item.new_blocks)
-        end = item.context_tokens + item.num_tokens
-        if item.num_tokens < 1 or end > len(live.table) or end > len(live.tokens):
-            raise PlanError(
-                f"request {item.request_id} is to compute {item.num_tokens} tokens after "
-                f"{item.context_tokens}; it has {len(live.tokens)}, "
-                f"and KV rows for {len(live.table)}"
-            )
-        if end > self._description.max_context_tokens:
-            raise PlanError(f"request {item.request_id} is longer than the context")
-        if item.samples and end != len(live.tokens):
-            raise PlanError(
-                f"request {item.request_id} is to sample after token {end} of {len(live.tokens)}"
-            )
-        return live
+            table.clear()
+        table.append(item.new_blocks)
+        return live, table
 
-    def _forward(self, work: Sequence[tuple[ScheduledItem, _LiveRequest]]) -> Tensor:
+    def _forward(self, work: Sequence[tuple[ScheduledItem, LiveRequest, BlockTable]]) -> Tensor:
         tokens: list[int] = []
         positions: list[int] = []
         spans = []
         segments = []
         last_rows = []
-        for item, live in work:
+        for item, live, table in work:
             start, end = item.context_tokens, item.context_tokens + item.num_tokens
             first_row = len(tokens)
             tokens.extend(live.tokens[start:end])
             positions.extend(range(start, end))
-            spans.append(live.table.span(start, end))
+            spans.append(table.span(start, end))
             mask = lower_right_mask(item.num_tokens, end, self._dtype, self._device)
-            rows = live.table.upto(end, self._device)
+            rows = table.upto(end, self._device)
             segments.append(Segment(first_row, len(tokens), rows, mask))
             if item.samples:
                 last_rows.append(len(tokens) - 1)
@@ -258,8 +225,11 @@ class TorchExecutor:
     def _sample(self, items: Sequence[ScheduledItem], logits: Tensor) -> tuple[StepOutput, ...]:
         if not items:
             return ()
-        lives = [self._live[item.request_id] for item in items]
-        draws = [Draw(live.request.sampling, live.num_outputs, live.allowed) for live in lives]
+        lives = [self._requests[item.request_id] for item in items]
+        draws = [
+            Draw(live.request.sampling, live.num_outputs, self._tensors[item.request_id].allowed)
+            for item, live in zip(items, lives, strict=True)
+        ]
         outputs = []
         for item, live, token in zip(items, lives, sample(logits, draws), strict=True):
             live.tokens.append(token)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from cloud.engine.api import Sampling
-from cloud.engine.sampling import Draw, sample, uniform
+from cloud.engine.sampling import Draw, sample
+from cloud.engine.seeded import uniform
 
 _LOGITS = torch.tensor([0.0, math.log(2), math.log(5), math.log(2)])  # Odds 1 : 2 : 5 : 2.
 
