@@ -72,7 +72,9 @@ class Server:
         self._metrics_server: MetricsServer | None = None
         self.dispatcher = Dispatcher(
             policy or make_policy(settings),
-            self._replicas(make_engine or engine_factory(settings.engine, folder)),
+            self._replicas(
+                make_engine or engine_factory(settings.engine, folder, self.model.vocabulary_tokens)
+            ),
             Ledger(self._metrics if settings.server.metrics_port else None),
             self._clock,
         )

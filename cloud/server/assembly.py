@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloud.engine.api import Engine, EngineDescription
+from cloud.engine.simulated import SimulatedEngine, SimulatedExecutor
 from cloud.scheduler.policy import Policy
 from cloud.scheduler.types import ReplicaSpec
 from headway.config import EngineSettings, Settings
@@ -17,9 +18,26 @@ def make_policy(settings: Settings) -> Policy:
     raise NotImplementedError
 
 
-def engine_factory(settings: EngineSettings, folder: Path) -> Callable[[], Engine]:
+def engine_factory(
+    settings: EngineSettings, folder: Path, vocabulary_tokens: int
+) -> Callable[[], Engine]:
     """Makes a fresh engine, not started, each time it is called."""
-    raise NotImplementedError
+
+    def simulated() -> Engine:
+        one = settings.simulated
+        return SimulatedEngine(
+            SimulatedExecutor(
+                one.cost_model(),
+                num_blocks=settings.num_blocks,
+                block_tokens=settings.block_tokens,
+                max_context_tokens=settings.max_context_tokens or None,
+                vocabulary_tokens=vocabulary_tokens,
+                noise=one.noise,
+                seed=one.seed,
+            )
+        )
+
+    return simulated
 
 
 def replica_spec(

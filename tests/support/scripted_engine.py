@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from cloud.engine.api import EngineDescription, EngineLostError, EngineRequest
 from cloud.scheduler.types import StepOutput, StepPlan, StepResult
@@ -26,7 +27,7 @@ class ScriptedEngine:
         self.is_stopped = False
         self.num_steps = 0
         self.is_executing = asyncio.Event()
-        self._lost: asyncio.Future[None] | None = None
+        self._lost: asyncio.Future[Any] | None = None
         self._known: dict[str, EngineRequest] = {}
         self._given: dict[str, int] = {}
         self._vocabulary = vocabulary
@@ -80,7 +81,7 @@ class ScriptedEngine:
             raise EngineLostError("stopped")
         if self.is_open.is_set() and not lost.done():
             return
-        opening = asyncio.ensure_future(self.is_open.wait())
+        opening: asyncio.Future[Any] = asyncio.ensure_future(self.is_open.wait())
         try:
             await asyncio.wait({opening, lost}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -74,7 +74,7 @@ async def refusing_server(*refusals: Refusal) -> AsyncIterator[str]:
         return data
 
     server = grpc.aio.server(options=server_options())
-    method = grpc.unary_unary_rpc_method_handler(handler)
+    method: Any = grpc.unary_unary_rpc_method_handler(handler)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("test.Refuser", {"Ask": method}),)
     )
@@ -86,11 +86,16 @@ async def refusing_server(*refusals: Refusal) -> AsyncIterator[str]:
         await server.stop(0)
 
 
+def raw_call(channel: Any) -> Any:
+    """The method of `refusing_server`, bytes in and out."""
+    return channel.unary_unary("/test.Refuser/Ask")
+
+
 async def ask(address: str) -> grpc.aio.AioRpcError:
     """The error of one call."""
     async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/test.Refuser/Ask")(b"")
+            await raw_call(channel)(b"")
     return caught.value
 
 
@@ -152,7 +157,7 @@ async def test_blocking_clients_read_the_same() -> None:
         def blocking() -> errors.CallError:
             with grpc.insecure_channel(address, options=channel_options()) as channel:
                 try:
-                    channel.unary_unary("/test.Refuser/Ask")(b"", timeout=10)
+                    raw_call(channel)(b"", timeout=10)
                 except grpc.RpcError as error:
                     return error_from_rpc(error)
             raise AssertionError("the call was answered")
@@ -214,7 +219,7 @@ async def test_grpc_s_own_retries_obey_the_pushback() -> None:
         messages = []
         for _ in range(2):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary("/test.Refuser/Ask")(b"")
+                await raw_call(channel)(b"")
             messages.append(caught.value.details())
     assert messages == ["first", "third"]
 
