@@ -14,7 +14,7 @@ from cloud.engine.api import EngineDescription, EngineRequest
 from cloud.engine.attention import lower_right_mask
 from cloud.engine.block_table import BlockTable
 from cloud.engine.checkpoint import load_weights
-from cloud.engine.errors import EngineError
+from cloud.engine.errors import EngineError, PlanError
 from cloud.engine.live_requests import LiveRequest, LiveRequests
 from cloud.engine.memory import available_bytes, require_memory
 from cloud.engine.model import Model, Segment
@@ -126,6 +126,11 @@ class TorchExecutor:
             num_swap_blocks=num_swap_blocks,
         )
 
+    @property
+    def is_low_precision(self) -> bool:
+        """Whether numbers have fewer bits than float32's."""
+        return self._dtype != torch.float32
+
     def describe(self) -> EngineDescription:
         """What the engine is."""
         return self._description
@@ -160,6 +165,8 @@ class TorchExecutor:
         return self._forward([(item, *self._extend(item)) for item in plan.items])
 
     def _open(self, request: EngineRequest) -> None:
+        if request.adapter:
+            raise PlanError(f"adapter {request.adapter} is not loaded")
         self._requests.open(request)
         allowed = None
         if ids := request.sampling.allowed_tokens:

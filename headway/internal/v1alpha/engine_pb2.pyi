@@ -50,6 +50,7 @@ class DescribeResponse(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     CALIBRATION_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
+    NUM_SWAP_BLOCKS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """Fresh for every start of the engine process."""
     model: _builtins.str
@@ -66,6 +67,8 @@ class DescribeResponse(_message.Message):
     """Bytes of KV memory per token."""
     kind: _builtins.str
     """"torch", "simulated"."""
+    num_swap_blocks: _builtins.int
+    """Blocks of host memory for swapped KV."""
     @_builtins.property
     def calibration(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredStep]:
         """Steps that were measured on this machine, for the fit of the cost model."""
@@ -82,10 +85,11 @@ class DescribeResponse(_message.Message):
         kv_bytes_per_token: _builtins.int = ...,
         calibration: _abc.Iterable[Global___MeasuredStep] | None = ...,
         kind: _builtins.str = ...,
+        num_swap_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "calibration", b"calibration", "incarnation", b"incarnation", "kind", b"kind", "kv_bytes_per_token", b"kv_bytes_per_token", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_blocks", b"num_blocks", "vocabulary_tokens", b"vocabulary_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "calibration", b"calibration", "incarnation", b"incarnation", "kind", b"kind", "kv_bytes_per_token", b"kv_bytes_per_token", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_blocks", b"num_blocks", "num_swap_blocks", b"num_swap_blocks", "vocabulary_tokens", b"vocabulary_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,10 +206,13 @@ class StepsRequest(_message.Message):
     NUM_NEW_BLOCKS_FIELD_NUMBER: _builtins.int
     NEW_BLOCKS_FIELD_NUMBER: _builtins.int
     RESETS_TABLE_FIELD_NUMBER: _builtins.int
+    IS_PREFILL_FIELD_NUMBER: _builtins.int
+    SWAP_OUT_FIELD_NUMBER: _builtins.int
+    SWAP_IN_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """Of Describe. Another one is refused."""
     step_id: _builtins.int
-    """Counts up by one."""
+    """Counts up by one, from 1."""
     @_builtins.property
     def opened(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenRequest]:
         """Requests that are new in this step."""
@@ -224,11 +231,11 @@ class StepsRequest(_message.Message):
 
     @_builtins.property
     def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens to compute now: more than one or a partial prompt is a prefill."""
+        """Tokens to compute now."""
 
     @_builtins.property
-    def samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """1 where the last computed position gives an output token, else 0."""
+    def samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """Whether the last computed position gives an output token."""
 
     @_builtins.property
     def num_new_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -239,10 +246,22 @@ class StepsRequest(_message.Message):
         """Blocks that are appended to the requests' tables, in order."""
 
     @_builtins.property
-    def resets_table(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """1 where the table of entry i starts anew before new_blocks are appended
-        (first step, or recomputation after a preemption), else 0.
+    def resets_table(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """Whether the table of entry i starts anew before new_blocks are appended:
+        first step, or recomputation after a preemption.
         """
+
+    @_builtins.property
+    def is_prefill(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """Whether entry i computes prompt or recomputed tokens; else it decodes."""
+
+    @_builtins.property
+    def swap_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Copies to host memory before the work: device block, host block, in turn."""
+
+    @_builtins.property
+    def swap_in(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Copies back, after those: host block, device block, in turn."""
 
     def __init__(
         self,
@@ -254,14 +273,17 @@ class StepsRequest(_message.Message):
         handles: _abc.Iterable[_builtins.int] | None = ...,
         context_tokens: _abc.Iterable[_builtins.int] | None = ...,
         num_tokens: _abc.Iterable[_builtins.int] | None = ...,
-        samples: _abc.Iterable[_builtins.int] | None = ...,
+        samples: _abc.Iterable[_builtins.bool] | None = ...,
         num_new_blocks: _abc.Iterable[_builtins.int] | None = ...,
         new_blocks: _abc.Iterable[_builtins.int] | None = ...,
-        resets_table: _abc.Iterable[_builtins.int] | None = ...,
+        resets_table: _abc.Iterable[_builtins.bool] | None = ...,
+        is_prefill: _abc.Iterable[_builtins.bool] | None = ...,
+        swap_out: _abc.Iterable[_builtins.int] | None = ...,
+        swap_in: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "context_tokens", b"context_tokens", "handles", b"handles", "incarnation", b"incarnation", "new_blocks", b"new_blocks", "num_new_blocks", b"num_new_blocks", "num_tokens", b"num_tokens", "opened", b"opened", "resets_table", b"resets_table", "samples", b"samples", "step_id", b"step_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "context_tokens", b"context_tokens", "handles", b"handles", "incarnation", b"incarnation", "is_prefill", b"is_prefill", "new_blocks", b"new_blocks", "num_new_blocks", b"num_new_blocks", "num_tokens", b"num_tokens", "opened", b"opened", "resets_table", b"resets_table", "samples", b"samples", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -291,8 +313,8 @@ class StepsResponse(_message.Message):
         """The token of each."""
 
     @_builtins.property
-    def stopped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """1 where the token is a stop token, else 0."""
+    def stopped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """Whether the token is a stop token."""
 
     def __init__(
         self,
@@ -300,7 +322,7 @@ class StepsResponse(_message.Message):
         step_id: _builtins.int = ...,
         handles: _abc.Iterable[_builtins.int] | None = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
-        stopped: _abc.Iterable[_builtins.int] | None = ...,
+        stopped: _abc.Iterable[_builtins.bool] | None = ...,
         elapsed_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015

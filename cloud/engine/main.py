@@ -1,0 +1,103 @@
+"""The engine process: `python -m cloud.engine.main SOCKET`, started by a server.
+
+Its standard input brings the spec as one line and stays open for as long as
+the server lives; its end ends this process. On standard output it says "ready"
+once. Whatever is wrong is said on standard error, in one line, with status 2.
+"""
+
+import asyncio
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+from dataclasses import replace
+
+import grpc
+
+from cloud.engine.api import EngineDescription, Executor
+from cloud.engine.service import EngineService
+from cloud.engine.spec import EngineSpec, make_executor
+from headway.errors import HeadwayError
+from headway.internal.v1alpha import engine_pb2_grpc
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+# How long loading, or a step in progress, may delay the end.
+_STOP_GRACE_S = 2.0
+
+
+def main(socket_path: str) -> int:
+    """Serves one engine on `socket_path` until standard input ends."""
+    _die_with_parent()
+    # Ctrl-C in a terminal reaches the whole group; the server decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ended = threading.Event()
+    try:
+        asyncio.run(_run(socket_path, ended))
+    except HeadwayError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 2
+    finally:
+        ended.set()
+    return 0
+
+
+async def _run(socket_path: str, ended: threading.Event) -> None:
+    spec = EngineSpec.from_json(sys.stdin.readline())
+    stop = asyncio.Event()
+    watch = (asyncio.get_running_loop(), stop, ended)
+    threading.Thread(target=_watch_input, args=watch, daemon=True).start()
+    executor, description = _prepare(spec)
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    service = EngineService(executor, description)
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(service, server)
+    server.add_insecure_port(f"unix:{socket_path}")
+    await server.start()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    await stop.wait()
+    await server.stop(grace=0)
+
+
+def _prepare(spec: EngineSpec) -> tuple[Executor, EngineDescription]:
+    """Loads, tests and measures; the executor, and what is to be said of it."""
+    from cloud.engine.calibration import measure_steps
+
+    executor = make_executor(spec)
+    description = executor.describe()
+    if spec.kind == "torch":
+        from cloud.engine.self_test import self_test
+        from cloud.engine.torch_executor import TorchExecutor
+
+        if isinstance(executor, TorchExecutor):
+            self_test(executor)
+        description = replace(
+            description, calibration=measure_steps(executor, budget_s=spec.calibration_s)
+        )
+    # What is alive now lives as long as the process: a collection need not look at it.
+    gc.collect()
+    gc.freeze()
+    return executor, description
+
+
+def _watch_input(
+    loop: asyncio.AbstractEventLoop, stop: asyncio.Event, ended: threading.Event
+) -> None:
+    """Ends the process, orderly if it can, when the server closes our input or dies."""
+    sys.stdin.buffer.read()
+    loop.call_soon_threadsafe(stop.set)
+    if not ended.wait(_STOP_GRACE_S):
+        os._exit(1)
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process even where it hangs, should the server be killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
