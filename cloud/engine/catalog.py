@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloud.engine.manifest import SelfTest
+from cloud.engine.manifest import PromptTest
 
 __all__ = ["CATALOG", "CatalogModel", "PinnedFile"]
 
@@ -27,7 +27,7 @@ class CatalogModel:
     member: PinnedFile  # Its name is the path inside the wheel.
     converted_bytes: int  # What the model takes in the cache, about.
     licence: str
-    self_test: SelfTest
+    prompt_test: PromptTest
 
     @property
     def needed_bytes(self) -> int:
@@ -54,7 +54,7 @@ _SMOLLM2 = CatalogModel(
     ),
     converted_bytes=273_000_000,
     licence="Apache-2.0",
-    self_test=SelfTest(expected="Paris"),
+    prompt_test=PromptTest(expected="Paris"),
 )
 
 CATALOG = {_SMOLLM2.name: _SMOLLM2}

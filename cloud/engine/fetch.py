@@ -99,7 +99,10 @@ def _reason(messages: str) -> str:
         if any(sign in line for line in lines):
             return reason
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return (errors or lines or ["pip says nothing"])[-1][:200]
+    # "ERROR: Exception:" stands before a traceback, which says what it was at its end.
+    if not errors or errors[-1] == "Exception:":
+        errors = lines or ["pip says nothing"]
+    return errors[-1][:200]
 
 
 def _verify(path: Path, pinned: PinnedFile) -> None:

@@ -3,6 +3,7 @@
 GGUF: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+import errno
 import json
 import math
 import re
@@ -13,6 +14,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from cloud.engine.errors import CheckpointError
@@ -65,7 +67,11 @@ def convert_gguf(source: Path, folder: Path) -> None:
     _write_json(folder / "config.json", config)
     ends = {key: value for key, value in config.items() if key.endswith("_token_id")}
     _write_json(folder / "generation_config.json", ends)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    target = folder / "model.safetensors"
+    try:
+        save_file(weights, target, metadata={"format": "pt"})
+    except SafetensorError as error:  # What the library makes of a full disk.
+        raise OSError(errno.EIO, str(error), str(target)) from error
 
 
 def undo_rope_permutation(

@@ -9,14 +9,14 @@ import pydantic
 
 from cloud.engine.errors import CheckpointError
 
-__all__ = ["MANIFEST_NAME", "Manifest", "SelfTest", "StoredFile", "read_manifest", "sha256_of"]
+__all__ = ["MANIFEST_NAME", "Manifest", "PromptTest", "StoredFile", "read_manifest", "sha256_of"]
 
 MANIFEST_NAME = "headway.json"
 _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class SelfTest:
+class PromptTest:
     """A prompt, and what has to stand in its greedy continuation."""
 
     prompt: str = "The capital of France is"
@@ -40,7 +40,7 @@ class Manifest:
     num_parameters: int
     dtype: str  # Of most of its parameters: "bfloat16", "float32".
     files: dict[str, StoredFile]  # By name in the folder.
-    self_test: SelfTest
+    prompt_test: PromptTest
     format: int = _FORMAT
 
     @property

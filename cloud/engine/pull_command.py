@@ -119,8 +119,8 @@ def check(model: str) -> None:
     loaded and has to answer.
     """
     from cloud.engine.checkpoint import check_weights
-    from cloud.engine.manifest import SelfTest, read_manifest
-    from cloud.engine.self_test import run_self_test
+    from cloud.engine.manifest import PromptTest, read_manifest
+    from cloud.engine.prompt_test import run_prompt_test
     from cloud.engine.store import default_cache_dir, resolve_model
     from cloud.engine.tokenizer import action_token_ids, load_tokenizer
 
@@ -130,8 +130,8 @@ def check(model: str) -> None:
         manifest.verify(folder)
     config, num_parameters = check_weights(folder)
     tokenizer = load_tokenizer(folder)
-    test = SelfTest() if manifest is None else manifest.self_test
-    answer = run_self_test(folder, test)
+    test = PromptTest() if manifest is None else manifest.prompt_test
+    answer = run_prompt_test(folder, test)
     untrained = ", untrained (random weights)" if config.is_untrained else ""
     click.echo(
         f"{config.name}: {config.architecture}, {num_parameters / 1e6:,.1f} M parameters, "
@@ -143,7 +143,8 @@ def check(model: str) -> None:
         click.echo("files: no manifest to compare with (not a pulled model)")
     else:
         click.echo(f"files: {len(manifest.files)} as they were pulled from {manifest.source}")
-    click.echo(f"self-test: {test.prompt!r} -> {answer!r}")
+    answers = "it runs" if config.is_untrained else f"{test.prompt!r} -> {answer!r}"
+    click.echo(f"answer: {answers}")
 
 
 def _puller(store: "ModelStore") -> "Puller":

@@ -108,11 +108,8 @@ class ModelStore:
         if near:
             hint = f"did you mean {near[0]!r}?"
         else:
-            hint = f"pulled are: {', '.join(names) or 'none yet'}"
-        return StoreError(
-            f"no model {name!r}: neither a pulled model nor a folder; {hint} "
-            f"(headway model pull {name})"
-        )
+            hint = f"pulled are: {', '.join(names) or 'none yet'} (see headway model pull --help)"
+        return StoreError(f"no model {name!r}: neither a pulled model nor a folder; {hint}")
 
     @contextmanager
     def adding(self, name: str) -> Iterator["Staging"]:
