@@ -13,7 +13,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 PROTOS = $(shell find proto -name '*.proto' | sort)
 GENERATED := headway/v1 headway/internal/v1alpha
 protoc = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto \
-	--python_out=$(1) --mypy_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=$(1) $(PROTOS)
+	--python_out=$(1) --mypy_out=quiet:$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint types layers contract generate format bench soak validate clean
@@ -55,7 +55,7 @@ contract: $(INSTALLED) ## the .proto files: style, compatibility, and that gener
 		$(BIN)/buf breaking proto --against ".git#tag=$$tag,subdir=proto"
 	@rm -rf .cache/generated && mkdir -p .cache/generated && $(call protoc,.cache/generated)
 	@for package in $(GENERATED); do \
-		diff -r -x __init__.py -x __pycache__ .cache/generated/$$package $$package || { echo "$$package is not what the .proto files give. Run: make generate" >&2; exit 1; }; \
+		diff -rq -x __init__.py -x __pycache__ .cache/generated/$$package $$package || { echo "$$package is not what the .proto files give. Run: make generate" >&2; exit 1; }; \
 	done
 
 generate: $(INSTALLED) ## write the generated code anew from the .proto files

@@ -1,0 +1,1 @@
+"""Overnight jobs: the ledger, log readers, the summariser."""
