@@ -3,7 +3,7 @@
 import itertools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from edge.answer import Answer
@@ -24,15 +24,14 @@ class AskingLoop:
 
     The budget counts from the intended instant. Where it is longer than a
     period, calls overlap. Answers are handed over one at a time, in the order
-    in which they come.
+    in which they come; where calls overlap, from threads of the loop.
 
     Args:
         client: whom to ask.
         robot: who moves by the answers.
         rate_hz: how often, more than 0.
         budget_s: seconds until an answer is late.
-        on_answer: called with each answer, from another thread than `run`'s;
-            what it raises ends `run`.
+        on_answer: called with each answer; what it raises ends `run`.
         clock: tells the instants.
 
     Raises:
@@ -56,11 +55,11 @@ class AskingLoop:
             raise InvalidRequestError(
                 f"a budget must be a finite number of seconds above 0, got {budget_s}"
             )
-        self._num_workers = math.ceil(rate_hz * budget_s) + 1
-        if self._num_workers > _MAX_CALLS_IN_FLIGHT:
+        self._num_overlapping = math.ceil(rate_hz * budget_s)
+        if self._num_overlapping > _MAX_CALLS_IN_FLIGHT:
             raise InvalidRequestError(
-                f"{rate_hz} Hz with a budget of {budget_s} s needs {self._num_workers} calls at a "
-                f"time, and {_MAX_CALLS_IN_FLIGHT} are possible; lower one of the two"
+                f"{rate_hz} Hz with a budget of {budget_s} s needs {self._num_overlapping} calls "
+                f"at a time, and {_MAX_CALLS_IN_FLIGHT} are possible; lower one of the two"
             )
         self._client = client
         self._robot = robot
@@ -77,15 +76,24 @@ class AskingLoop:
         Raises:
             Exception: what `on_answer` raised.
         """
-        start_ns = self._clock.now_ns()
-        with ThreadPoolExecutor(self._num_workers, self._robot.robot_id) as calls:
-            for i in itertools.count() if count is None else range(count):
-                asked_ns = start_ns + ns_from_s(i / self._rate_hz)
-                if self._waits_until(asked_ns, stop):
-                    break
+        if self._num_overlapping <= 1:
+            for asked_ns in self._instants(stop, count):
+                self._ask(asked_ns)
+            return
+        with ThreadPoolExecutor(self._num_overlapping, self._robot.robot_id) as calls:
+            for asked_ns in self._instants(stop, count):
                 calls.submit(self._ask, asked_ns).add_done_callback(self._note_failure)
         if self._failure is not None:
             raise self._failure
+
+    def _instants(self, stop: threading.Event, count: int | None) -> Iterator[int]:
+        """Each instant of asking, when it has come."""
+        start_ns = self._clock.now_ns()
+        for i in itertools.count() if count is None else range(count):
+            asked_ns = start_ns + ns_from_s(i / self._rate_hz)
+            if self._waits_until(asked_ns, stop):
+                return
+            yield asked_ns
 
     def _waits_until(self, instant_ns: int, stop: threading.Event) -> bool:
         """Waits; True where the loop is to end instead."""

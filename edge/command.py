@@ -105,7 +105,8 @@ class _Screen:
             f"budget {budget_s * 1e3:.0f} ms. Times in ms; Ctrl-C ends."
         )
         click.echo(
-            f"{'time s':>7} {'observation':<{_ID_WIDTH}} {'answer':<{_ANSWER_WIDTH}} {_TIMES_HEADER}"
+            f"{'time s':>7} {'observation':<{_ID_WIDTH}} {'answer':<{_ANSWER_WIDTH}} "
+            f"{_TIMES_HEADER}"
         )
 
     def show(self, answer: Answer) -> None:

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import NoReturn, TextIO
+from typing import IO, NoReturn
 
 import grpc
 import pytest
@@ -26,7 +26,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def read_until(text: str, lines: TextIO) -> None:
+def read_until(text: str, lines: IO[str]) -> None:
     """Reads up to the line with `text`; the end before it is a failure."""
     assert any(text in line for line in iter(lines.readline, "")), f"ended without {text!r}"
 
