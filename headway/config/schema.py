@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headway.config.machine import default_threads
 from headway.cost_model import CostModel
+from headway.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES
 
 __all__ = [
     "ActionSettings",
@@ -74,7 +75,7 @@ class ServerSettings(Section):
         0, ge=0, le=65535, description="TCP port for Prometheus on the same host; 0 is off."
     )
     max_message_bytes: int = Field(
-        8 * 1024 * 1024, ge=1024, description="Largest message taken or sent, in bytes."
+        DEFAULT_MAX_MESSAGE_BYTES, ge=1024, description="Largest message taken or sent, in bytes."
     )
     max_calls: int = Field(
         4096, ge=1, description="Most calls and sessions at once; more are refused."
@@ -97,19 +98,6 @@ class ServerSettings(Section):
         le=86400,
         description="Silence after which a session is ended, in seconds. "
         "Longer than heartbeat_interval_s.",
-    )
-    keepalive_time_s: float = Field(
-        10.0,
-        ge=1,
-        le=7200,
-        description="Silence after which a connection is probed, in seconds.",
-    )
-    keepalive_timeout_s: float = Field(
-        5.0,
-        gt=0,
-        le=600,
-        description="How long a probe may stay unanswered before the connection is closed, "
-        "in seconds.",
     )
     write_timeout_s: float = Field(
         5.0,

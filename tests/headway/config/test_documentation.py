@@ -82,6 +82,24 @@ def test_values_are_written_as_toml(value: object, text: str) -> None:
     assert (tuple(read) if isinstance(read, list) else read) == value
 
 
+def test_every_key_has_a_reader() -> None:
+    """A key that nothing reads would be a promise that nobody keeps."""
+    sources = "\n".join(
+        path.read_text(encoding="utf-8")
+        for package in ("cloud", "edge", "fleet_sim")
+        for path in (ROOT / package).rglob("*.py")
+    )
+    # The costs become a cost model in the schema itself, which has its own test.
+    costs = {"t0_s", "prefill_token_s", "pair_s", "decode_s", "kv_token_s"}
+    unread = {
+        dotted
+        for dotted, key in every_key()
+        if key.name not in costs and not re.search(rf"\.{key.name}\b", sources)
+    }
+    # These two are read through a property that has its own test.
+    assert unread - {"engine.threads", "engine.kv_tokens"} == set()
+
+
 def test_the_reference_in_the_documentation_is_fresh() -> None:
     """The part of docs/configuration.md between its marks is what the schema gives."""
     document = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
