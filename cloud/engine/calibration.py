@@ -56,9 +56,9 @@ def measure_steps(executor: Executor, *, budget_s: float) -> tuple[MeasuredStep,
 
 def _grid(description: EngineDescription) -> Iterator[_Probe]:
     longest = description.max_context_tokens - 1
-    contexts = tuple(sorted({0, *(min(longest, context) for context in (128, 512, 2048))}))
+    contexts = tuple(sorted({0, *(min(longest, context) for context in (16, 128, 512, 2048))}))
     for context in contexts:
-        for chunk in (1, 16, 64, 128, 256, 512):
+        for chunk in (1, 16, 64, 256, 512):
             yield _Probe(chunks=((context, chunk),))
     for context in contexts[1:]:
         for num in (1, 2, 4, 8, 16, 32, 64):

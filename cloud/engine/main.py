@@ -25,8 +25,6 @@ from headway.internal.v1alpha import engine_pb2_grpc
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG = 1
-# How long loading, or a step in progress, may delay the end.
-_STOP_GRACE_S = 2.0
 
 
 def main(socket_path: str) -> int:
@@ -34,32 +32,15 @@ def main(socket_path: str) -> int:
     _die_with_parent()
     # Ctrl-C in a terminal reaches the whole group; the server decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ended = threading.Event()
+    spec = EngineSpec.from_json(sys.stdin.readline())
+    threading.Thread(target=_end_with_input, daemon=True).start()
     try:
-        asyncio.run(_run(socket_path, ended))
+        executor, description = _prepare(spec)
     except HeadwayError as error:
         sys.stderr.write(f"{error.message}\n")
         return 2
-    finally:
-        ended.set()
+    asyncio.run(_serve(socket_path, EngineService(executor, description)))
     return 0
-
-
-async def _run(socket_path: str, ended: threading.Event) -> None:
-    spec = EngineSpec.from_json(sys.stdin.readline())
-    stop = asyncio.Event()
-    watch = (asyncio.get_running_loop(), stop, ended)
-    threading.Thread(target=_watch_input, args=watch, daemon=True).start()
-    executor, description = _prepare(spec)
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
-    service = EngineService(executor, description)
-    engine_pb2_grpc.add_EngineServiceServicer_to_server(service, server)
-    server.add_insecure_port(f"unix:{socket_path}")
-    await server.start()
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    await stop.wait()
-    await server.stop(grace=0)
 
 
 def _prepare(spec: EngineSpec) -> tuple[Executor, EngineDescription]:
@@ -83,14 +64,23 @@ def _prepare(spec: EngineSpec) -> tuple[Executor, EngineDescription]:
     return executor, description
 
 
-def _watch_input(
-    loop: asyncio.AbstractEventLoop, stop: asyncio.Event, ended: threading.Event
-) -> None:
-    """Ends the process, orderly if it can, when the server closes our input or dies."""
-    sys.stdin.buffer.read()
-    loop.call_soon_threadsafe(stop.set)
-    if not ended.wait(_STOP_GRACE_S):
-        os._exit(1)
+async def _serve(socket_path: str, service: EngineService) -> None:
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(service, server)
+    server.add_insecure_port(f"unix:{socket_path}")
+    await server.start()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    await server.wait_for_termination()
+
+
+def _end_with_input() -> None:
+    """Ends the process when the server closes our input, or dies. At once, in
+    the middle of a step too: nothing here outlives the server.
+    """
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
 
 
 def _die_with_parent() -> None:

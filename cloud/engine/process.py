@@ -101,11 +101,16 @@ class EngineProcess:
             result = self._encoder.decode_result(response, plan)
         except grpc.aio.AioRpcError as error:
             raise self._lose(await self._cause(error)) from None
+        except asyncio.InvalidStateError:  # The stream had ended before the write.
+            raise self._lose(await self._account("the stream of steps broke")) from None
         except EngineLostError as error:
             raise self._lose(error.reason) from None
         except KeyError as error:
             raise self._lose(f"request {error.args[0]} was never opened, or is closed") from None
         except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():  # The channel was closed under us.
+                raise self._lose("the engine's channel was closed") from None
             # An answer may still come, and nobody would know to which step.
             self._lose("a step was abandoned")
             raise
@@ -114,14 +119,12 @@ class EngineProcess:
     async def stop(self) -> None:
         """Ends the process and removes its socket. May be called twice."""
         self._lost_reason = self._lost_reason or "the engine was stopped"
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.cancel()
+        # The process first: a step that is pending then fails as a lost one.
+        if self._process is not None:
+            await self._end(self._process)
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close(grace=0)
-        if self._process is not None:
-            await self._end(self._process)
         if self._stderr_reader is not None:
             await self._stderr_reader
         self._remove_folder()
