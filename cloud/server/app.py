@@ -12,7 +12,7 @@ from cloud.engine.tokenizer import Tokenizer, load_tokenizer
 from cloud.scheduler.policy import Policy
 from cloud.scheduler.types import ReplicaSpec
 from cloud.server.action import ActionCodec
-from cloud.server.assembly import engine_factory, make_policy, replica_spec
+from cloud.server.assembly import engine_factory, make_scheduler, replica_spec
 from cloud.server.calls import CallGate
 from cloud.server.dispatcher import Dispatcher
 from cloud.server.generate import Generate
@@ -71,7 +71,7 @@ class Server:
         self._metrics = Metrics(tenant.name for tenant in settings.tenants)
         self._metrics_server: MetricsServer | None = None
         self.dispatcher = Dispatcher(
-            policy or make_policy(settings),
+            policy or make_scheduler(settings),
             self._replicas(
                 make_engine or engine_factory(settings.engine, folder, self.model.vocabulary_tokens)
             ),
@@ -82,6 +82,16 @@ class Server:
         self._robots = self._robot_service(tokenizer)
         self._health = Health((ROBOT_SERVICE, OPERATIONS_SERVICE))
         self._grpc: grpc.aio.Server | None = None
+
+    @property
+    def num_open_calls(self) -> int:
+        """Calls and sessions that are open."""
+        return self._gate.num_open
+
+    @property
+    def num_open_sessions(self) -> int:
+        """Sessions that are open."""
+        return self._robots.sessions.num_open
 
     @property
     def address(self) -> str:

@@ -4,40 +4,97 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloud.engine.api import Engine, EngineDescription
+from cloud.engine.process import EngineProcess
 from cloud.engine.simulated import SimulatedEngine, SimulatedExecutor
+from cloud.engine.spec import EngineSpec
+from cloud.scheduler.config import ClassConfig, SchedulerConfig, TenantConfig
 from cloud.scheduler.policy import Policy
 from cloud.scheduler.types import ReplicaSpec
-from headway.config import EngineSettings, Settings
+from headway.clock import ns_from_s
+from headway.config import (
+    EngineSettings,
+    InteractiveSettings,
+    Settings,
+    StandardSettings,
+    TenantSettings,
+)
 from headway.cost_model import CostModel, fit
 
-__all__ = ["engine_factory", "make_policy", "replica_spec"]
+__all__ = ["engine_factory", "make_scheduler", "replica_spec", "scheduler_config"]
 
 
-def make_policy(settings: Settings) -> Policy:
+def make_scheduler(settings: Settings) -> Policy:
     """The scheduler that `settings` ask for."""
-    raise NotImplementedError
+    from cloud.scheduler.scheduler import Scheduler
+
+    return Scheduler(scheduler_config(settings))
+
+
+def scheduler_config(settings: Settings) -> SchedulerConfig:
+    """The scheduler's own settings: the same, in nanoseconds."""
+    given = settings.scheduler
+    return SchedulerConfig(
+        interactive=_class_config(given.interactive),
+        standard=_class_config(given.standard),
+        batch=ClassConfig(
+            tpot_target_ns=None,
+            max_queued_requests=given.batch.max_queued_requests,
+            max_queued_tokens=given.batch.max_queued_tokens,
+            patience_ns=ns_from_s(given.batch.patience_s),
+        ),
+        tenants={tenant.name: _tenant_config(tenant) for tenant in settings.tenants},
+        max_running=given.max_running,
+        max_step_ns=ns_from_s(given.max_step_s),
+        prompt_weight=given.prompt_weight,
+        output_weight=given.output_weight,
+        fairness_bound_tokens=given.fairness_bound_tokens,
+        demand_window_ns=ns_from_s(given.demand_window_s),
+        lane_share=given.starvation_share,
+        lane_window_ns=ns_from_s(given.starvation_window_s),
+        target_miss_share=given.target_miss_share,
+        use_prefix_cache=given.prefix_cache,
+    )
 
 
 def engine_factory(
     settings: EngineSettings, folder: Path, vocabulary_tokens: int
 ) -> Callable[[], Engine]:
-    """Makes a fresh engine, not started, each time it is called."""
+    """Makes a fresh engine, not started, each time it is called.
 
-    def simulated() -> Engine:
-        one = settings.simulated
+    Args:
+        settings: which one, and how large.
+        folder: the checkpoint.
+        vocabulary_tokens: of the checkpoint, for an engine that runs no model.
+    """
+    simulated = settings.simulated
+    spec = EngineSpec(
+        kind="torch",
+        model_folder=str(folder),
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.num_threads,
+        block_tokens=settings.block_tokens,
+        num_blocks=settings.num_blocks,
+        max_context_tokens=settings.max_context_tokens or None,
+    )
+
+    def make_torch() -> Engine:
+        return EngineProcess(spec, start_timeout_s=settings.start_timeout_s)
+
+    def make_simulated() -> Engine:
         return SimulatedEngine(
             SimulatedExecutor(
-                one.cost_model(),
+                simulated.cost_model(),
                 num_blocks=settings.num_blocks,
                 block_tokens=settings.block_tokens,
                 max_context_tokens=settings.max_context_tokens or None,
                 vocabulary_tokens=vocabulary_tokens,
-                noise=one.noise,
-                seed=one.seed,
+                noise=simulated.noise,
+                seed=simulated.seed,
             )
         )
 
-    return simulated
+    return make_simulated if settings.kind == "simulated" else make_torch
 
 
 def replica_spec(
@@ -50,10 +107,30 @@ def replica_spec(
         block_tokens=description.block_tokens,
         max_context_tokens=description.max_context_tokens,
         cost_model=_cost_model(description, settings),
+        num_swap_blocks=description.num_swap_blocks,
     )
 
 
 def _cost_model(description: EngineDescription, settings: EngineSettings) -> CostModel:
-    if description.kind == "simulated":
-        return settings.simulated.cost_model()
-    return fit(description.calibration).model
+    if description.calibration:
+        return fit(description.calibration).model
+    # Only the simulated engine measures nothing: it follows what was set.
+    return settings.simulated.cost_model()
+
+
+def _class_config(given: InteractiveSettings | StandardSettings) -> ClassConfig:
+    return ClassConfig(
+        default_budget_ns=ns_from_s(given.slo_s),
+        tpot_target_ns=ns_from_s(given.tpot_s),
+        max_queued_requests=given.max_queued_requests,
+        max_queued_tokens=given.max_queued_tokens,
+    )
+
+
+def _tenant_config(given: TenantSettings) -> TenantConfig:
+    return TenantConfig(
+        weight=given.weight,
+        tokens_per_s=given.tokens_per_s,
+        burst_tokens=given.burst_tokens,
+        degraded_max_tokens=given.degraded_max_tokens,
+    )

@@ -79,6 +79,7 @@ class Replica:
         self._opened: set[str] = set()
         self._unsent_closed: tuple[str, ...] = ()
         self._woken = asyncio.Event()
+        self._sent_ns: int | None = None  # When the step that runs was sent.
 
     def wake(self) -> None:
         """Says that there may be something to plan."""
@@ -112,7 +113,7 @@ class Replica:
                 if not self.is_up:
                     await self.start(host)
                     _log.info("engine_restarted", replica=self.replica_id)
-                await self._feed(host)
+                await self._feed_and_watch(host)
             except EngineLostError as lost:
                 await self._lose(host, lost.reason)
             await asyncio.sleep(s_from_ns(max(0, self._restart_at_ns - self._clock.now_ns())))
@@ -140,6 +141,30 @@ class Replica:
             self.on_change()
         await self.stop()
 
+    async def _feed_and_watch(self, host: Host) -> None:
+        """Feeds the engine until it is lost.
+
+        Raises:
+            EngineLostError: always, in the end.
+        """
+        # Looked at now and then: a timer for each step would cost as much as
+        # the planning of a small one.
+        self._sent_ns = None
+        feeding = asyncio.ensure_future(self._feed(host))
+        try:
+            while not feeding.done():
+                await asyncio.wait({feeding}, timeout=self._step_timeout_s / 2)
+                sent_ns = self._sent_ns
+                if (
+                    sent_ns is not None
+                    and s_from_ns(self._clock.now_ns() - sent_ns) > self._step_timeout_s
+                ):
+                    raise EngineLostError(f"a step took longer than {self._step_timeout_s:g} s")
+            feeding.result()
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+
     async def _feed(self, host: Host) -> None:
         policy, clock, engine, replica_id = host.policy, self._clock, self._engine, self.replica_id
         if engine is None:
@@ -162,13 +187,9 @@ class Replica:
                 continue
             plan, opened = self._ready(host, plan)
             sent_ns = clock.now_ns()
-            try:
-                async with asyncio.timeout(self._step_timeout_s):
-                    result = await engine.execute(plan, opened)
-            except TimeoutError:
-                raise EngineLostError(
-                    f"a step took longer than {self._step_timeout_s:g} s"
-                ) from None
+            self._sent_ns = sent_ns
+            result = await engine.execute(plan, opened)
+            self._sent_ns = None
             planned_ns = sent_ns - result_ns
             result_ns = clock.now_ns()
             host.tell(policy.commit(replica_id, result, result_ns))

@@ -2,6 +2,7 @@
 
 # ruff: noqa: D102 - `Policy` says what each method does.
 
+import asyncio
 from collections import deque
 
 from cloud.scheduler.types import (
@@ -27,11 +28,13 @@ class FifoPolicy:
     """Decodes one request after the other, a token a step, on its only replica.
 
     Attributes:
-        answers: reasons with which the next submissions are refused, in order.
+        answers: refusals of the next submissions, in order.
+        submitted: every request that was taken in, for a test to wait for.
     """
 
     def __init__(self) -> None:
         self.answers: deque[Rejected] = deque()
+        self.submitted: asyncio.Queue[Request] = asyncio.Queue()
         self.is_draining = False
         self._spec: ReplicaSpec | None = None
         self._waiting: deque[Request] = deque()
@@ -52,6 +55,7 @@ class FifoPolicy:
             self._waiting.remove(old[0])
             events = (Ended(old[0].request_id, Outcome.CANCELLED, Reason.SUPERSEDED, at_ns=now_ns),)
         self._waiting.append(request)
+        self.submitted.put_nowait(request)
         self._num_output[request.request_id] = 0
         return Admitted(request.request_id, "", now_ns, request.max_output_tokens, events)
 
@@ -69,12 +73,17 @@ class FifoPolicy:
             return StepPlan(replica_id, self._num_steps, (), closed)
         request = self._waiting[0]
         done = self._num_output[request.request_id]
+        # Only the first in line has KV, so that it may always have the first blocks.
+        block_tokens = self._spec.block_tokens if self._spec is not None else 1
+        num_blocks = -(-(request.prompt_tokens + request.max_output_tokens) // block_tokens)
         item = ScheduledItem(
             request.request_id,
             context_tokens=0 if done == 0 else request.prompt_tokens + done - 1,
             num_tokens=request.prompt_tokens if done == 0 else 1,
             is_prefill=done == 0,
             samples=True,
+            new_blocks=tuple(range(num_blocks)) if done == 0 else (),
+            resets_table=done == 0,
         )
         self._num_steps += 1
         return StepPlan(replica_id, self._num_steps, (item,), closed)

@@ -1,22 +1,43 @@
 """A whole server on a real loopback socket, inside a test's own loop."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from cloud.engine.api import Engine
 from cloud.scheduler.policy import Policy
 from cloud.server.app import Server
 from headway.config import Settings, load_settings
 from headway.rpc.channel import channel_options
-from headway.rpc.status import duration_from_ns
+from headway.rpc.errors import CallError
+from headway.rpc.status import duration_from_ns, error_from_rpc
 from headway.v1 import robot_pb2
 from headway.v1.operations_pb2_grpc import OperationsServiceStub
 from headway.v1.robot_pb2_grpc import RobotServiceStub
 
-__all__ = ["RunningServer", "observation", "running_server", "settings"]
+__all__ = ["RunningServer", "observation", "read_error", "running_server", "settings", "until"]
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    """Waits for `claim`, which nothing announces."""
+    async with asyncio.timeout(30):
+        while not claim():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def read_error(stream: Any) -> CallError:
+    """What reading a stream to its end raises."""
+    try:
+        while await stream.read() is not grpc.aio.EOF:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error_from_rpc(error)
+    raise AssertionError("the stream ended well")
 
 
 def settings(**overrides: object) -> Settings:
@@ -50,6 +71,13 @@ class RunningServer:
     def raw_unary(self, method: str) -> Any:
         """A unary method of RobotService that sends and gives bytes as they are."""
         return self.channel.unary_unary(f"/headway.v1.RobotService/{method}")
+
+    async def until_serving(self) -> None:
+        """Waits until the health service says so."""
+        stub: Any = HealthStub(self.channel)
+        async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                return
 
     async def next_action(
         self, observation: robot_pb2.Observation, robot_id: str = "r1", **call: Any

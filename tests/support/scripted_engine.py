@@ -24,6 +24,10 @@ class ScriptedEngine:
         self.is_open.set()
         self.executed: list[str] = []
         self.closed: list[str] = []
+        # What to say instead of the alphabet, a byte a token.
+        self.spoken = bytes(range(ord("a"), ord("z") + 1))
+        # Where set, each step takes one permit.
+        self.pace: asyncio.Semaphore | None = None
         self.is_stopped = False
         self.num_steps = 0
         self.is_executing = asyncio.Event()
@@ -63,6 +67,8 @@ class ScriptedEngine:
         self.executed += [item.request_id for item in plan.items]
         self.is_executing.set()
         await self._let()
+        if self.pace is not None:
+            await self.pace.acquire()
         return StepResult(
             plan.step_id,
             tuple(self._output(item.request_id) for item in plan.items if item.samples),
@@ -93,5 +99,6 @@ class ScriptedEngine:
         index = self._given.get(request_id, 0)
         self._given[request_id] = index + 1
         allowed = self._known[request_id].sampling.allowed_tokens
-        token = allowed[index % len(allowed)] if allowed else ord("a") + index % 26
+        words = allowed or self.spoken
+        token = words[index % len(words)]
         return StepOutput(request_id, token)
