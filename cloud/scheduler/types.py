@@ -1,11 +1,15 @@
 """What goes into the scheduler and what comes out: frozen values only.
 
+The three of which every step has one a request are named tuples: they are made
+three times as fast as frozen dataclasses, which is most of a step's host time.
+
 Instants (`deadline_ns`) and spans (`budget_ns`) are integer nanoseconds of one
 monotonic clock, which the caller reads and passes in.
 """
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from headway.cost_model import CostModel
 from headway.outcome import Outcome, Reason, RequestClass
@@ -110,8 +114,7 @@ class ReplicaSpec:
     is_long_context: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledItem:
+class ScheduledItem(NamedTuple):
     """One request's share of a step.
 
     After the step `context_tokens + num_tokens` of the request's tokens (prompt,
@@ -154,8 +157,7 @@ class StepPlan:
         return not (self.items or self.swap_out or self.swap_in)
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
+class StepOutput(NamedTuple):
     """One request's token of a step."""
 
     request_id: str
@@ -172,13 +174,12 @@ class StepResult:
     elapsed_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEmitted:
+class TokenEmitted(NamedTuple):
     """A request gave a token."""
 
     request_id: str
     token: int
-    index: int  # 0 for the first one.
+    index: int  # type: ignore[assignment]  # 0 for the first one.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,317 @@
+"""Rolls a replica's promised work forward, in the order in which `step` will do it.
+
+Between two events (a prefill is complete, a request ends) all steps are alike and
+are taken at once. Only work that can delay the newcomer is in it: its own class and
+those above, as lower work gives way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from cloud.scheduler.config import SchedulerConfig
+from cloud.scheduler.kv import blocks_for
+from cloud.scheduler.replica import Replica
+from cloud.scheduler.request_state import NEVER_NS, LiveRequest
+
+__all__ = ["Forecast", "forecast", "lost_anyway"]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """When a newcomer would keep its promise, and whether it would break another's."""
+
+    finish_ns: int  # NEVER_NS where a promise of another breaks before.
+    # The first other request that would miss its deadline, and when it would
+    # be done.
+    victim: LiveRequest | None = None
+    victim_finish_ns: int = 0
+
+
+class _Job:
+    """One request in the roll-forward."""
+
+    __slots__ = (
+        "blocks",
+        "context",
+        "deadline_ns",
+        "decode_ns",
+        "decodes",
+        "is_running",
+        "live",
+        "prefill",
+    )
+
+    def __init__(
+        self,
+        live: LiveRequest,
+        *,
+        prefill: int,
+        context: int,
+        decodes: int,
+        blocks: int,
+        is_running: bool,
+    ) -> None:
+        self.live = live
+        self.prefill = prefill  # Prompt tokens to compute.
+        self.context = context  # Tokens of KV before them.
+        self.decodes = decodes  # After the token that the prefill gives.
+        self.blocks = blocks  # To be had when it joins, given back when it ends.
+        self.is_running = is_running
+        self.deadline_ns = NEVER_NS if live.is_met else live.deadline_ns
+        self.decode_ns = 0.0  # What it adds to each step in which it decodes.
+
+
+def forecast(
+    replica: Replica,
+    config: SchedulerConfig,
+    newcomer: LiveRequest,
+    now_ns: int,
+    *,
+    stretch: float,
+    without: LiveRequest | None = None,
+    ignored: frozenset[LiveRequest] = frozenset(),
+) -> Forecast:
+    """When `newcomer` would keep its promise on `replica`.
+
+    Args:
+        replica: where.
+        config: the scheduler's settings.
+        newcomer: not yet in any queue.
+        now_ns: the time.
+        stretch: what predicted times are multiplied with.
+        without: a live request that would be gone.
+        ignored: requests whose lateness is not the newcomer's doing.
+    """
+    roll = _Roll(replica, config, newcomer.rank, now_ns, stretch)
+    roll.take_in(newcomer, without)
+    finish_ns = NEVER_NS
+    for job, at_ns in roll.run():
+        if job.live is newcomer:
+            finish_ns = int(at_ns)
+            if finish_ns > newcomer.deadline_ns:
+                break
+        elif at_ns > job.deadline_ns and job.live not in ignored:
+            return Forecast(finish_ns, job.live, int(at_ns))
+    return Forecast(finish_ns)
+
+
+def lost_anyway(
+    replica: Replica,
+    config: SchedulerConfig,
+    rank: int,
+    now_ns: int,
+    *,
+    stretch: float,
+    without: LiveRequest | None = None,
+) -> frozenset[LiveRequest]:
+    """Promises of class `rank` and above that are late already, with no newcomer."""
+    roll = _Roll(replica, config, rank, now_ns, stretch)
+    roll.take_in(None, without)
+    return frozenset(job.live for job, at_ns in roll.run() if at_ns > job.deadline_ns)
+
+
+class _Roll:
+    """The state of one roll-forward."""
+
+    __slots__ = (
+        "_blocks",
+        "_config",
+        "_cost",
+        "_decode_ns",
+        "_decoding",
+        "_pending",
+        "_rank",
+        "_replica",
+        "_slots",
+        "_step",
+        "_stretch",
+        "_target_ns",
+        "_time_ns",
+    )
+
+    def __init__(
+        self, replica: Replica, config: SchedulerConfig, rank: int, now_ns: int, stretch: float
+    ) -> None:
+        self._replica = replica
+        self._config = config
+        self._cost = replica.cost
+        self._rank = rank
+        self._stretch = stretch
+        self._time_ns = float(replica.step_end_ns(now_ns))
+        self._step = 0  # Steps after the running one.
+        self._slots = config.max_running
+        self._blocks = replica.pool.num_blocks
+        # (last step, place, job): who decodes, first to end first.
+        self._decoding: list[tuple[int, int, _Job]] = []
+        self._decode_ns = replica.cost.t0_ns  # A step with decodes alone.
+        self._pending: list[_Job] = []  # Prefills by class and deadline.
+        self._target_ns = float(config.max_step_ns)
+        for own in (config.interactive, config.standard)[: rank + 1]:
+            if own.tpot_target_ns is not None:
+                self._target_ns = min(self._target_ns, own.tpot_target_ns)
+
+    # --- what there is ---
+
+    def take_in(self, newcomer: LiveRequest | None, without: LiveRequest | None) -> None:
+        """Everything of the class and above, as it will be after the running step."""
+        replica, flight = self._replica, self._replica.flight
+        chunks = {chunk.live: chunk.num_tokens for chunk in flight.chunks} if flight else {}
+        waiting = [newcomer] if newcomer is not None else []
+        jobs: list[_Job] = []
+        for rank in range(self._rank + 1):
+            self._slots -= len(replica.decoding[rank]) + len(replica.prefilling[rank])
+            self._blocks -= replica.room_blocks[rank]
+            for live in replica.decoding[rank]:
+                decodes = live.max_output - live.num_output - (flight is not None)
+                jobs.append(self._running(live, 0, live.computed, decodes))
+            for live in replica.prefilling[rank]:
+                num = chunks.get(live, 0)
+                decodes = live.max_output - live.num_output - 1
+                jobs.append(
+                    self._running(live, live.prefill_left - num, live.computed + num, decodes)
+                )
+            waiting.extend(replica.waiting[rank])
+        for job in jobs:
+            if job.live is without:
+                self._give_back(job)
+            elif job.prefill:
+                self._pending.append(job)
+            else:
+                if not job.live.covers_last:
+                    job.deadline_ns = NEVER_NS  # Its first token is out, or on its way.
+                self._start_decoding(job)
+        self._pending += [self._waiting(live) for live in waiting if live is not without]
+        self._pending.sort(key=lambda job: job.live.key)
+        heapify(self._decoding)
+
+    @staticmethod
+    def _running(live: LiveRequest, prefill: int, context: int, decodes: int) -> _Job:
+        blocks = len(live.blocks) + live.reserved_blocks
+        return _Job(
+            live,
+            prefill=prefill,
+            context=context,
+            decodes=decodes,
+            blocks=blocks,
+            is_running=True,
+        )
+
+    def _waiting(self, live: LiveRequest) -> _Job:
+        pool = self._replica.pool
+        context = live.computed
+        if not context and live.request.prefix_hashes and self._config.use_prefix_cache:
+            hits = pool.match(live.request.prefix_hashes, live.prompt_tokens)
+            context = len(hits) * pool.block_tokens
+        return _Job(
+            live,
+            prefill=live.total_tokens - context,
+            context=context,
+            decodes=live.max_output - live.num_output - 1,
+            blocks=blocks_for(live.tokens_to_join, pool.block_tokens),
+            is_running=False,
+        )
+
+    # --- rolling ---
+
+    def run(self) -> Iterator[tuple[_Job, float]]:
+        """Each request with the instant at which its promised token is out."""
+        while self._pending or self._decoding:
+            completed = self._advance()
+            if completed is None:
+                return  # Room that never comes free.
+            for job in completed:
+                if job.decodes:
+                    self._start_decoding(job, into_heap=True)
+                else:
+                    self._give_back(job)
+                if not (job.decodes and job.live.covers_last):
+                    yield job, self._time_ns
+            while self._decoding and self._decoding[0][0] <= self._step:
+                job = heappop(self._decoding)[2]
+                self._decode_ns -= job.decode_ns
+                self._give_back(job)
+                if job.live.covers_last:
+                    yield job, self._time_ns
+
+    def _advance(self) -> list[_Job] | None:
+        """One step with prefills, or all steps until somebody ends.
+
+        Returns the prefills that are complete; None where nothing can move.
+        """
+        chunk_ns, completed = self._fill() if self._pending else (0.0, [])
+        if chunk_ns or completed:
+            self._time_ns += (self._decode_ns + chunk_ns) * self._stretch
+            self._step += 1
+            return completed
+        if not self._decoding:
+            return None
+        last = self._decoding[0][0]
+        self._time_ns += (last - self._step) * self._decode_ns * self._stretch
+        self._step = last
+        return completed
+
+    def _fill(self) -> tuple[float, list[_Job]]:
+        """Prefills into one step, in order. Returns their time and those that end in it."""
+        spare_ns = self._spare_ns()
+        spent_ns = 0.0
+        floor = self._config.min_chunk_tokens
+        completed: list[_Job] = []
+        is_blocked = False
+        for job in self._pending:
+            if not job.is_running:
+                if is_blocked or self._slots < 1 or self._blocks < job.blocks:
+                    is_blocked = True  # Nobody overtakes it to the room that it needs.
+                    continue
+                if spare_ns <= spent_ns and not floor:
+                    break
+                job.is_running = True
+                self._slots -= 1
+                self._blocks -= job.blocks
+            own_ns = self._cost.chunk_ns(job.context, job.prefill)
+            if own_ns <= spare_ns - spent_ns:
+                spent_ns += own_ns
+                completed.append(job)
+                floor = 0
+                continue
+            budget_ns = max(0, int(spare_ns - spent_ns + self._cost.t0_ns))
+            fits = self._cost.prefill_budget(budget_ns, context_tokens=job.context)
+            num = min(job.prefill, max(fits, floor))
+            spent_ns += self._cost.chunk_ns(job.context, num)
+            job.prefill -= num
+            job.context += num
+            if not job.prefill:
+                completed.append(job)
+            break
+        if completed:
+            gone = set(map(id, completed))
+            self._pending = [job for job in self._pending if id(job) not in gone]
+        return spent_ns, completed
+
+    def _spare_ns(self) -> float:
+        """Step time for prefills: the target's, or what those that decode can spare."""
+        laxity_ns = self._target_ns - self._decode_ns
+        for last, _, job in self._decoding:
+            if job.deadline_ns != NEVER_NS:
+                slack_ns = (job.deadline_ns - self._time_ns) / self._stretch
+                laxity_ns = min(laxity_ns, slack_ns - (last - self._step) * self._decode_ns)
+        return max(0.0, laxity_ns)
+
+    def _start_decoding(self, job: _Job, *, into_heap: bool = False) -> None:
+        if job.decodes <= 0:
+            self._give_back(job)  # Its last token comes with the running step.
+            return
+        context = job.context + job.prefill + job.decodes / 2
+        job.decode_ns = self._cost.decode_ns + self._cost.kv_ns * context
+        self._decode_ns += job.decode_ns
+        entry = (self._step + job.decodes, job.live.seq, job)
+        if into_heap:
+            heappush(self._decoding, entry)
+        else:
+            self._decoding.append(entry)
+
+    def _give_back(self, job: _Job) -> None:
+        self._slots += 1
+        self._blocks += job.blocks

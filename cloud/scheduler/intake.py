@@ -1,0 +1,327 @@
+"""Who gets in: what every request is asked before it is taken, in order.
+
+Well formed, servable at all, within its tenant's bucket, room in the queues, within
+its tenant's share, and for promised classes: a promise that can be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cloud.scheduler.admission import Late, SchedulabilityTest
+from cloud.scheduler.bucket import TokenBucket
+from cloud.scheduler.config import SchedulerConfig
+from cloud.scheduler.fairness import Accounts
+from cloud.scheduler.replica import Replica
+from cloud.scheduler.request_state import NEVER_NS, LiveRequest
+from cloud.scheduler.types import Request
+from headway.outcome import Reason, RequestClass
+
+__all__ = ["Intake", "Refusal"]
+
+_BATCH = int(RequestClass.BATCH)
+# When to ask again where nothing says when it will be better.
+_RETRY_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request does not get in."""
+
+    reason: Reason
+    message: str
+    retry_after_ns: int | None = None
+    predicted_ns: int | None = None
+
+
+class Intake:
+    """Decides about newcomers, and keeps the counts that the bounds are about."""
+
+    __slots__ = (
+        "_accounts",
+        "_buckets",
+        "_config",
+        "_queued_requests",
+        "_queued_tokens",
+        "_replicas",
+        "_test",
+    )
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        accounts: Accounts,
+        buckets: dict[str, TokenBucket],
+        replicas: Mapping[str, Replica],
+    ) -> None:
+        self._config = config
+        self._accounts = accounts
+        self._buckets = buckets
+        self._replicas = replicas
+        self._test = SchedulabilityTest(config)
+        self._queued_requests = [0, 0, 0]
+        self._queued_tokens = [0, 0, 0]
+
+    # --- a request's terms ---
+
+    def to_live(self, request: Request, *, seq: int, serial: int, now_ns: int) -> LiveRequest:
+        """The record of a request.
+
+        Raises:
+            ValueError: impossible by its own terms.
+        """
+        live = LiveRequest(
+            request,
+            seq=seq,
+            serial=serial,
+            now_ns=now_ns,
+            deadline_ns=self._deadline_ns(request, now_ns),
+            max_output=request.max_output_tokens,
+            account=self._accounts.of(int(request.request_class), request.tenant),
+        )
+        live.output_charge = self._config.output_weight / live.account.weight
+        return live
+
+    def _deadline_ns(self, request: Request, now_ns: int) -> int:
+        name = f"request '{request.request_id}'"
+        if request.prompt_tokens < 1 or request.max_output_tokens < 1:
+            raise ValueError(
+                f"{name} needs at least one prompt token and one output token, got "
+                f"{request.prompt_tokens} and {request.max_output_tokens}"
+            )
+        if not request.request_class.is_promised:
+            if request.deadline_ns is not None:
+                raise ValueError(f"{name} is batch work, which has no deadline; leave it out")
+            return NEVER_NS
+        if request.deadline_ns is not None:
+            return request.deadline_ns
+        budget_ns = self._config.of_class(request.request_class).default_budget_ns
+        if budget_ns is None:
+            raise ValueError(
+                f"{name} is {request.request_class.label} and needs a deadline: without one "
+                "nothing can be promised"
+            )
+        return now_ns + budget_ns
+
+    def weighted_tokens(self, live: LiveRequest) -> float:
+        """Most weighted tokens that a request may use."""
+        return (
+            self._config.prompt_weight * live.prompt_tokens
+            + self._config.output_weight * live.max_output
+        )
+
+    # --- pools ---
+
+    def is_long(self, live: LiveRequest) -> bool:
+        """Whether it belongs to the long-context pool."""
+        threshold = self._config.long_context_tokens
+        return threshold is not None and live.prompt_tokens + live.max_output > threshold
+
+    def assign_pools(self) -> None:
+        """Says which contexts each replica takes. Without a replica of its own
+        kind, a pool's work goes to the others.
+        """
+        replicas = self._replicas.values()
+        has_long = any(replica.spec.is_long_context for replica in replicas)
+        has_short = any(not replica.spec.is_long_context for replica in replicas)
+        for replica in replicas:
+            is_split = self._config.long_context_tokens is not None and has_long and has_short
+            replica.pools = (replica.spec.is_long_context,) if is_split else (False, True)
+
+    def _eligible(self, live: LiveRequest) -> list[Replica]:
+        is_long = self.is_long(live)
+        return [
+            replica
+            for replica in self._replicas.values()
+            if replica.takes(live.tenant, is_long)
+            and replica.fits_alone(live.prompt_tokens, live.max_output)
+        ]
+
+    # --- admission ---
+
+    def admit(self, live: LiveRequest, older: LiveRequest | None, now_ns: int) -> int | Refusal:
+        """Lets a request in, with everything reserved that it needs; or says why not.
+
+        Args:
+            live: the newcomer.
+            older: a live request that it would take the place of.
+            now_ns: the time.
+
+        Returns:
+            The instant at which its promise is predicted to be kept; for batch
+            work, that of the answer if it ran alone.
+        """
+        if not self._replicas:
+            return Refusal(Reason.NO_ENGINE, "no engine is up", _RETRY_NS)
+        eligible = self._eligible(live)
+        if not eligible:
+            return self._too_large(live)
+        refusal = self._within_bounds(live, older, now_ns)
+        if refusal is not None:
+            return refusal
+        if live.rank == _BATCH:
+            live.bucket = self._limited_bucket(live.tenant, now_ns)
+            return now_ns + round(min(_alone_ns(live, replica) for replica in eligible))
+        return self._promise(live, older, eligible, now_ns)
+
+    def _too_large(self, live: LiveRequest) -> Refusal:
+        most = max(replica.spec.max_context_tokens for replica in self._replicas.values())
+        room = max(
+            replica.spec.num_blocks * replica.spec.block_tokens
+            for replica in self._replicas.values()
+        )
+        return Refusal(
+            Reason.TOO_LARGE,
+            f"{live.prompt_tokens} prompt and {live.max_output} output tokens fit no engine: "
+            f"at most {min(most, room)} tokens in all",
+        )
+
+    def _within_bounds(
+        self, live: LiveRequest, older: LiveRequest | None, now_ns: int
+    ) -> Refusal | None:
+        """Token bucket and queue bounds."""
+        bucket = self._limited_bucket(live.tenant, now_ns)
+        if bucket is not None and live.rank != _BATCH:
+            wait_ns = bucket.wait_ns(self.weighted_tokens(live), now_ns)
+            if wait_ns != 0:
+                return Refusal(
+                    Reason.QUOTA,
+                    f"tenant '{live.tenant}' has {bucket.level(now_ns):.0f} weighted tokens left, "
+                    f"{self.weighted_tokens(live):.0f} are needed",
+                    wait_ns,
+                )
+        limits = self._config.of_class(RequestClass(live.rank))
+        gone = int(older is not None and older.rank == live.rank and not older.blocks)
+        requests = self._queued_requests[live.rank] - gone
+        tokens = self._queued_tokens[live.rank] + live.prompt_tokens + live.max_output
+        if requests >= limits.max_queued_requests or tokens > limits.max_queued_tokens:
+            return Refusal(
+                Reason.QUEUE_FULL,
+                f"{self._queued_requests[live.rank]} {RequestClass(live.rank).label} requests "
+                f"with {self._queued_tokens[live.rank]} tokens wait already",
+                _RETRY_NS,
+            )
+        return None
+
+    def _promise(
+        self,
+        live: LiveRequest,
+        older: LiveRequest | None,
+        eligible: list[Replica],
+        now_ns: int,
+    ) -> int | Refusal:
+        live.promised_ns = _alone_ns(live, eligible[0]) - eligible[0].cost.t0_ns
+        refusal = self._within_share(live, older, eligible, now_ns)
+        if refusal is not None:
+            return refusal
+        placement = self._test.place(live, eligible, now_ns, older)
+        degraded = self._config.of_tenant(live.tenant).degraded_max_tokens
+        may_cut = 0 < degraded < live.max_output and not live.request.has_fixed_output
+        if isinstance(placement, Late) and may_cut:
+            live.max_output = degraded
+            placement = self._test.place(live, eligible, now_ns, older)
+        if isinstance(placement, Late):
+            live.account.refused_ns = now_ns
+            return Refusal(
+                Reason.LATE, placement.message, placement.retry_after_ns, placement.predicted_ns
+            )
+        live.replica = placement.replica
+        bucket = self._limited_bucket(live.tenant, now_ns)
+        if bucket is not None:
+            live.reserved_tokens = self.weighted_tokens(live)
+            bucket.draw(live.reserved_tokens, now_ns)
+        return placement.finish_ns
+
+    def _within_share(
+        self,
+        live: LiveRequest,
+        older: LiveRequest | None,
+        eligible: list[Replica],
+        now_ns: int,
+    ) -> Refusal | None:
+        """Caps a tenant's promised work while others want service too."""
+        account = live.account
+        share = self._accounts.share_of(account, now_ns)
+        if share >= 1:
+            return None
+        span_ns = live.deadline_ns - now_ns
+        cost = eligible[0].cost
+        # Every step costs t0, which nobody's tokens pay for: a request of n steps
+        # leaves span - n·t0, and full steps leave that share of the target.
+        steps = live.max_output if live.covers_last else 1
+        target_ns = self._config.max_step_ns
+        room_ns = min(span_ns - steps * cost.t0_ns, span_ns * (1 - cost.t0_ns / target_ns))
+        room_ns *= len(eligible)
+        bound_ns = (
+            self._config.fairness_bound_tokens * live.promised_ns / self.weighted_tokens(live)
+        )
+        # Never more than half of what the others may claim: who is under its
+        # share finds room beside a tenant that is over its own.
+        allowed_ns = share * room_ns + min(bound_ns, (1 - share) * room_ns / 2)
+        held_ns = account.promised_ns - (older.promised_ns if older is not None else 0.0)
+        over_ns = held_ns + live.promised_ns - allowed_ns
+        if over_ns <= 0 or held_ns <= 0:
+            return None
+        account.refused_ns = now_ns
+        return Refusal(
+            Reason.FAIR_SHARE,
+            f"tenant '{live.tenant}' has its share of {share:.0%} while others want service",
+            max(1, round(over_ns / (share * len(eligible)))),
+        )
+
+    def bind(self, live: LiveRequest, older: LiveRequest | None, now_ns: int) -> Replica | None:
+        """Another replica that can keep a promise already given, if there is one."""
+        eligible = self._eligible(live)
+        if not eligible:
+            return None
+        placement = self._test.place(live, eligible, now_ns, older)
+        if isinstance(placement, Late):
+            return None
+        live.replica = placement.replica
+        return placement.replica
+
+    # --- books ---
+
+    def queued(self, live: LiveRequest) -> None:
+        """Counts a request that waits."""
+        self._queued_requests[live.rank] += 1
+        self._queued_tokens[live.rank] += live.prompt_tokens + live.max_output
+
+    def dequeued(self, live: LiveRequest) -> None:
+        """Counts one that waits no longer."""
+        self._queued_requests[live.rank] -= 1
+        self._queued_tokens[live.rank] -= live.prompt_tokens + live.max_output
+
+    def settle(self, live: LiveRequest) -> None:
+        """Gives back what a promised request reserved of its bucket and did not use."""
+        if live.reserved_tokens:
+            prompt = live.prompt_tokens if live.is_prompt_charged else 0
+            used = (
+                self._config.prompt_weight * prompt + self._config.output_weight * live.num_output
+            )
+            self._buckets[live.tenant].give_back(live.reserved_tokens - used)
+            live.reserved_tokens = 0.0
+
+    def _limited_bucket(self, tenant: str, now_ns: int) -> TokenBucket | None:
+        """The tenant's bucket, made at first use; None where it has no limit."""
+        bucket = self._buckets.get(tenant)
+        if bucket is None:
+            config = self._config.of_tenant(tenant)
+            if config.tokens_per_s <= 0:
+                return None
+            bucket = TokenBucket(config.tokens_per_s, config.burst_tokens, now_ns)
+            self._buckets[tenant] = bucket
+        return bucket
+
+
+def _alone_ns(live: LiveRequest, replica: Replica) -> float:
+    """Predicted time of a request's own tokens, with one step's t0."""
+    cost = replica.cost
+    decodes = live.max_output - 1 if live.covers_last else 0
+    context = live.prompt_tokens + decodes / 2
+    return (
+        cost.t0_ns
+        + cost.chunk_ns(0, live.prompt_tokens)
+        + decodes * (cost.decode_ns + cost.kv_ns * context)
+    )

@@ -1,0 +1,119 @@
+"""Who gives way when room is short: as many as it takes, or nobody."""
+
+from typing import Protocol
+
+from cloud.scheduler.config import SchedulerConfig
+from cloud.scheduler.replica import Replica
+from cloud.scheduler.request_state import LiveRequest
+
+__all__ = ["Evict", "Preemption"]
+
+_NS_PER_S = 1_000_000_000
+
+
+class Evict(Protocol):
+    """Pushes a running request back to its queue and takes its room."""
+
+    def __call__(self, live: LiveRequest, now_ns: int) -> None:
+        """Carries it out."""
+
+
+class Preemption:
+    """Chooses victims; `evict` carries it out."""
+
+    __slots__ = ("_config", "_evict")
+
+    def __init__(self, config: SchedulerConfig, evict: Evict) -> None:
+        self._config = config
+        self._evict = evict
+
+    def make_room(
+        self,
+        replica: Replica,
+        rank: int,
+        *,
+        num_slots: int,
+        num_blocks: int,
+        now_ns: int,
+    ) -> bool:
+        """Frees slots and blocks for a promise of class `rank`.
+
+        Only strictly lower classes give way: the lowest first, in it kept
+        promises before open ones, and the newest first.
+
+        Returns:
+            Whether the room is there now. If not, nobody was evicted.
+        """
+        victims = sorted(
+            (live for live in replica.running if live.rank > rank), key=_gives_way_first
+        )
+        chosen: list[LiveRequest] = []
+        for victim in victims:
+            if _is_enough(replica, chosen, num_slots, num_blocks):
+                break
+            chosen.append(victim)
+        if not _is_enough(replica, chosen, num_slots, num_blocks):
+            return False
+        # A large last one may have made earlier ones needless.
+        for victim in list(chosen):
+            others = [live for live in chosen if live is not victim]
+            if _is_enough(replica, others, num_slots, num_blocks):
+                chosen = others
+        for victim in chosen:
+            self._evict(victim, now_ns)
+        return True
+
+    def make_room_to_grow(
+        self, replica: Replica, live: LiveRequest, now_ns: int, *, is_last_resort: bool = False
+    ) -> bool:
+        """Frees a block for a running request whose next token has none.
+
+        The newest of the lowest class gives way, an equal one only while the
+        rate of such evictions permits; an open promise never does.
+
+        Returns:
+            Whether there is a block. If not, the request stands still in this
+            step, or was itself the newest and was evicted.
+        """
+        victim = min(
+            (
+                other
+                for other in replica.running
+                if other.rank >= live.rank and (other.is_met or other.rank > 1)
+            ),
+            key=_gives_way_first,
+            default=None,
+        )
+        if victim is None:
+            return False
+        is_equal = victim.rank == live.rank and not is_last_resort
+        if is_equal and not self._may_evict_equal(replica, now_ns):
+            return False
+        self._evict(victim, now_ns)
+        return victim is not live and replica.pool.num_available > 0
+
+    def _may_evict_equal(self, replica: Replica, now_ns: int) -> bool:
+        """Whether the rate of evictions among equals allows one more, which is counted."""
+        since_ns, count = replica.growth_evictions
+        most = self._config.max_growth_evictions_per_s
+        count = max(0.0, count - (now_ns - since_ns) * most / _NS_PER_S)
+        if count + 1 > most:
+            replica.growth_evictions = (now_ns, count)
+            return False
+        replica.growth_evictions = (now_ns, count + 1)
+        return True
+
+
+def _gives_way_first(live: LiveRequest) -> tuple[int, bool, int]:
+    return (-live.rank, not live.is_met, -live.seq)
+
+
+def _is_enough(
+    replica: Replica, victims: list[LiveRequest], num_slots: int, num_blocks: int
+) -> bool:
+    """Whether the room is there once the victims are gone."""
+    if num_slots > len(victims):
+        return False
+    gained = replica.pool.num_released([live.blocks for live in victims])
+    gained += sum(live.reserved_blocks for live in victims)
+    return replica.pool.num_available + gained >= num_blocks

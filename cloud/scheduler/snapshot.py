@@ -1,0 +1,111 @@
+"""The scheduler's state at one instant, for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cloud.scheduler.fairness import Accounts
+from cloud.scheduler.replica import Replica
+from cloud.scheduler.request_state import LiveRequest
+from headway.outcome import Reason, RequestClass
+
+__all__ = ["ReplicaSnapshot", "Snapshot", "TenantSnapshot", "take_snapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSnapshot:
+    """One tenant in one class. Counts are since the start."""
+
+    request_class: RequestClass
+    tenant: str
+    num_waiting: int
+    num_running: int
+    counter: float  # Weighted tokens served, over the weight, lifts included.
+    admitted: int
+    completed: int  # In time where there is a deadline.
+    missed: int  # Deadlines not kept, whatever the reason save the client's cancel.
+    cancelled: int
+    failed: int
+    rejected: tuple[tuple[Reason, int], ...]
+    prompt_tokens: int  # Computed.
+    output_tokens: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSnapshot:
+    """One replica that is up."""
+
+    replica_id: str
+    num_running: int
+    num_waiting: int  # Promised requests bound to it.
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_held: int
+    steps: int
+    margin: float
+    interactive_load: float  # Share of time that interactive work takes.
+    predicted_wait_ns: int  # Until a request that came now would get step time.
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything."""
+
+    at_ns: int
+    is_draining: bool
+    tenants: tuple[TenantSnapshot, ...]
+    replicas: tuple[ReplicaSnapshot, ...]
+
+
+def take_snapshot(
+    now_ns: int, accounts: Accounts, replicas: Iterable[Replica], *, is_draining: bool
+) -> Snapshot:
+    """Copies the state; sorted by class and tenant."""
+    tenants = tuple(
+        TenantSnapshot(
+            request_class=RequestClass(one.rank),
+            tenant=one.tenant,
+            num_waiting=one.num_waiting,
+            num_running=one.num_running,
+            counter=one.counter,
+            admitted=one.admitted,
+            completed=one.completed,
+            missed=one.missed,
+            cancelled=one.cancelled,
+            failed=one.failed,
+            rejected=tuple(sorted(one.rejected.items())),
+            prompt_tokens=one.prompt_tokens,
+            output_tokens=one.output_tokens,
+            preemptions=one.preemptions,
+        )
+        for one in sorted(accounts, key=lambda one: (one.rank, one.tenant))
+    )
+    return Snapshot(
+        now_ns, is_draining, tenants, tuple(_of_replica(one, now_ns) for one in replicas)
+    )
+
+
+def _of_replica(replica: Replica, now_ns: int) -> ReplicaSnapshot:
+    queues: list[Iterable[LiveRequest]] = [*replica.prefilling[:2], *replica.waiting]
+    ahead_ns = sum(
+        replica.cost.chunk_ns(live.computed, live.prefill_left)
+        for queue in queues
+        for live in queue
+    )
+    pool = replica.pool
+    return ReplicaSnapshot(
+        replica_id=replica.replica_id,
+        num_running=replica.num_running,
+        num_waiting=sum(map(len, replica.waiting)),
+        blocks_total=pool.num_blocks,
+        blocks_free=pool.num_free,
+        blocks_cached=pool.num_cached,
+        blocks_held=pool.num_held,
+        steps=replica.num_steps,
+        margin=replica.margin.value,
+        interactive_load=replica.interactive_load,
+        predicted_wait_ns=replica.step_end_ns(now_ns) - now_ns + round(ahead_ns),
+    )
