@@ -1,6 +1,5 @@
 """Measures real steps of an executor, for the fit of the cost model."""
 
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,12 +26,15 @@ class _Probe:
 
 
 def measure_steps(executor: Executor, *, budget_s: float) -> tuple[MeasuredStep, ...]:
-    """The median time of each of a grid of steps: chunks of several sizes behind
+    """The shortest time of each of a grid of steps: chunks of several sizes behind
     contexts of several lengths, decodes of several batch sizes, and mixes.
 
     Each step runs once unmeasured (memory is touched, kernels are chosen), then
     once in each of at most five rounds, while the budget lasts. The KV that the
     probes read is whatever lies there: its values do not change the time.
+    The shortest, because what else runs on the machine only ever adds (see
+    Python's timeit); how much it adds is for the margin that is kept while
+    serving.
 
     Args:
         executor: fresh, without requests; it is left without any.
@@ -49,9 +51,7 @@ def measure_steps(executor: Executor, *, budget_s: float) -> tuple[MeasuredStep,
             if round_index and time.monotonic() > deadline:
                 break
             times[probe].append(_run(executor, probe))
-    return tuple(
-        MeasuredStep(probe.shape, round(statistics.median(taken))) for probe, taken in times.items()
-    )
+    return tuple(MeasuredStep(probe.shape, min(taken)) for probe, taken in times.items())
 
 
 def _grid(description: EngineDescription) -> Iterator[_Probe]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import structlog
 
 from cloud.engine.api import EngineDescription, EngineLostError, EngineRequest
 from cloud.engine.spec import EngineSpec
@@ -23,6 +24,8 @@ from headway.internal.v1alpha import engine_pb2 as pb
 from headway.internal.v1alpha import engine_pb2_grpc
 
 __all__ = ["EngineProcess"]
+
+_log = structlog.get_logger()
 
 _STOP_GRACE_S = 5.0
 # How long a broken stream waits for the process's own account of its end.
@@ -231,6 +234,7 @@ class EngineProcess:
             text = line.decode(errors="replace").strip()
             if text:
                 self._stderr.append(text)
+                _log.warning("engine_said", pid=process.pid, line=text)
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is not None:

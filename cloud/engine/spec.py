@@ -1,7 +1,6 @@
 """What an engine process is to run, and how it travels there."""
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,7 +8,7 @@ from typing import Literal
 from cloud.engine.api import Executor
 from headway.cost_model import CostModel
 
-__all__ = ["EngineSpec", "default_threads", "make_executor"]
+__all__ = ["EngineSpec", "make_executor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,6 @@ class EngineSpec:
         """The spec that `to_json` wrote."""
         values = json.loads(text)
         return cls(**values | {"simulated_ns": tuple(values["simulated_ns"])})
-
-
-def default_threads() -> int:
-    """One core is left to the server; at least one is used."""
-    return max(1, (os.cpu_count() or 1) - 1)
 
 
 def make_executor(spec: EngineSpec) -> Executor:
