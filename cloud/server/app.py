@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import grpc
 from grpc_reflection.v1alpha import reflection
@@ -21,7 +22,7 @@ from cloud.server.identity import DevelopmentAuthenticator, require_loopback
 from cloud.server.ledger import Ledger, StepTimes
 from cloud.server.model_folder import model_folder
 from cloud.server.next_action import ActionRequests
-from cloud.server.operations_service import OPERATIONS_SERVICE, OperationsService
+from cloud.server.operations_service import OPERATIONS_SERVICE, Observed, OperationsService
 from cloud.server.replica import Replica
 from cloud.server.robot_service import ROBOT_SERVICE, RobotService
 from cloud.server.session import Sessions
@@ -31,10 +32,14 @@ from headway.errors import HeadwayError
 from headway.rpc.channel import server_options
 from headway.telemetry.metrics import Metrics, MetricsServer
 
-__all__ = ["Server"]
+__all__ = ["ObservedPolicy", "Server"]
 
 # For statuses to reach their clients once everything has ended.
 _LAST_WORDS_S = 1.0
+
+
+class ObservedPolicy(Policy, Observed, Protocol):
+    """A policy that can tell its state."""
 
 
 class Server:
@@ -59,7 +64,7 @@ class Server:
         settings: Settings,
         *,
         make_engine: Callable[[], Engine] | None = None,
-        policy: Policy | None = None,
+        policy: ObservedPolicy | None = None,
     ) -> None:
         require_loopback(settings.server.host)
         self.settings = settings
@@ -70,8 +75,9 @@ class Server:
         self._clock = MonotonicClock()
         self._metrics = Metrics(tenant.name for tenant in settings.tenants)
         self._metrics_server: MetricsServer | None = None
+        self._policy: ObservedPolicy = policy or make_scheduler(settings)
         self.dispatcher = Dispatcher(
-            policy or make_scheduler(settings),
+            self._policy,
             self._replicas(
                 make_engine or engine_factory(settings.engine, folder, self.model.vocabulary_tokens)
             ),
@@ -156,7 +162,9 @@ class Server:
             self._metrics_server = self._metrics.serve(listen.host, listen.metrics_port)
         await self.dispatcher.start()
         await self._health.start(server)
-        operations = OperationsService(self._gate, self.dispatcher, self.model.name, self._clock)
+        operations = OperationsService(
+            self._gate, self.dispatcher, self._policy, self.model.name, self._clock
+        )
         server.add_generic_rpc_handlers((self._robots.handler(), operations.handler()))
         if listen.reflection:
             names = (ROBOT_SERVICE, OPERATIONS_SERVICE, reflection.SERVICE_NAME)

@@ -8,7 +8,7 @@ from cloud.engine.process import EngineProcess
 from cloud.engine.simulated import SimulatedEngine, SimulatedExecutor
 from cloud.engine.spec import EngineSpec
 from cloud.scheduler.config import ClassConfig, SchedulerConfig, TenantConfig
-from cloud.scheduler.policy import Policy
+from cloud.scheduler.scheduler import Scheduler
 from cloud.scheduler.types import ReplicaSpec
 from headway.clock import ns_from_s
 from headway.config import (
@@ -23,10 +23,8 @@ from headway.cost_model import CostModel, fit
 __all__ = ["engine_factory", "make_scheduler", "replica_spec", "scheduler_config"]
 
 
-def make_scheduler(settings: Settings) -> Policy:
+def make_scheduler(settings: Settings) -> Scheduler:
     """The scheduler that `settings` ask for."""
-    from cloud.scheduler.scheduler import Scheduler
-
     return Scheduler(scheduler_config(settings))
 
 

@@ -25,7 +25,7 @@ _EXIT_AT_ONCE = 130
     help="Settings file; see 'headway config --example'.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), help="TCP port; 0 takes a free one.")
-@click.option("--model", metavar="FOLDER|tiny", help="Model to serve.")
+@click.option("--model", metavar="NAME|FOLDER|tiny", help="Model to serve.")
 @click.option("--engine", type=click.Choice(["torch", "simulated"]), help="What runs the model.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Prometheus port; 0 is off.")
 @click.pass_context

@@ -1,7 +1,7 @@
 """What became of requests and steps: counts since the start, and the latest times."""
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -9,13 +9,13 @@ import structlog
 
 from cloud.scheduler.types import Ended, Rejected, Request
 from headway.clock import s_from_ns
-from headway.outcome import Outcome, Reason, RequestClass
+from headway.outcome import Outcome, RequestClass
 
 if TYPE_CHECKING:
     from cloud.server.dispatcher import Call
     from headway.telemetry.metrics import Metrics
 
-__all__ = ["ClassCounts", "Ledger", "StepTimes", "quantile"]
+__all__ = ["Ledger", "StepTimes", "quantile"]
 
 _log = structlog.get_logger()
 _NUM_KEPT = 1000
@@ -25,29 +25,6 @@ def quantile(values: Iterable[int], share: float) -> int:
     """The smallest of `values` that at least `share` of them do not exceed; 0 of none."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0
-
-
-class ClassCounts:
-    """One tenant's work in one class since the start."""
-
-    __slots__ = (
-        "admitted",
-        "cancelled",
-        "completed",
-        "failed",
-        "latencies_ns",
-        "missed",
-        "output_tokens",
-        "prompt_tokens",
-        "rejected",
-    )
-
-    def __init__(self) -> None:
-        self.admitted = self.completed = self.missed = self.cancelled = self.failed = 0
-        self.prompt_tokens = self.output_tokens = 0
-        self.rejected: Counter[Reason] = Counter()
-        # Arrival to answer of the latest completed ones.
-        self.latencies_ns: deque[int] = deque(maxlen=_NUM_KEPT)
 
 
 class StepTimes:
@@ -70,58 +47,46 @@ class StepTimes:
 
 
 class Ledger:
-    """Counts every request once, and writes a line when it ends.
+    """Tells metrics and log what became of requests, and keeps the latest latencies.
+
+    The scheduler itself counts; see its snapshot.
 
     Args:
-        metrics: told the same. None: nobody asked for metrics.
+        metrics: where to count. None: nobody asked for metrics.
+
+    Attributes:
+        latencies_ns: arrival to answer of the latest completed requests, by class
+            and tenant.
     """
 
     def __init__(self, metrics: "Metrics | None" = None) -> None:
-        self.classes: dict[tuple[RequestClass, str], ClassCounts] = {}
+        self.latencies_ns: dict[tuple[RequestClass, str], deque[int]] = {}
         self._metrics = metrics
 
     def admitted(self, request: Request) -> None:
         """The scheduler took `request` in."""
-        self._counts(request.request_class, request.tenant).admitted += 1
         if self._metrics is not None:
             self._metrics.admitted(request.request_class, request.tenant)
 
     def rejected(self, request: Request, answer: Rejected) -> None:
         """The scheduler said no."""
-        self.refused(request.request_class, request.tenant, answer.reason)
-
-    def refused(self, request_class: RequestClass, tenant: str, reason: Reason) -> None:
-        """A call was refused, by the scheduler or before it came that far."""
-        self._counts(request_class, tenant).rejected[reason] += 1
         if self._metrics is not None:
-            self._metrics.rejected(request_class, tenant, reason)
+            self._metrics.rejected(request.request_class, request.tenant, answer.reason)
 
     def ended(self, call: "Call", ended: Ended) -> None:
         """An admitted request came to its end."""
         request = call.request
-        counts = self._counts(request.request_class, request.tenant)
-        outcome = ended.outcome
-        if outcome is Outcome.COMPLETED:
-            counts.completed += 1
-            counts.latencies_ns.append(ended.at_ns - call.arrived_ns)
-        elif outcome is Outcome.CANCELLED:
-            counts.cancelled += 1
-        elif outcome is Outcome.FAILED:
-            counts.failed += 1
-        is_missed = request.deadline_ns is not None and outcome in (
-            Outcome.EXPIRED,
-            Outcome.FAILED,
-        )
-        counts.missed += is_missed
-        counts.prompt_tokens += ended.prompt_tokens - ended.cached_tokens
-        counts.output_tokens += ended.output_tokens
+        total_ns = ended.at_ns - call.arrived_ns
+        if ended.outcome is Outcome.COMPLETED:
+            self._latencies(request).append(total_ns)
         if self._metrics is not None:
             self._metrics.finished(
                 request.request_class,
                 request.tenant,
-                outcome,
+                ended.outcome,
                 ended.reason,
-                missed=is_missed,
+                missed=request.deadline_ns is not None
+                and ended.outcome in (Outcome.EXPIRED, Outcome.FAILED),
                 prompt_tokens=ended.prompt_tokens,
                 cached_tokens=ended.cached_tokens,
                 output_tokens=ended.output_tokens,
@@ -135,19 +100,19 @@ class Ledger:
             label=call.label,
             request_class=request.request_class.label,
             tenant=request.tenant,
-            outcome=outcome.value,
+            outcome=ended.outcome.value,
             reason=ended.reason.value if ended.reason is not None else "",
             prompt_tokens=ended.prompt_tokens,
             output_tokens=ended.output_tokens,
             queue_s=s_from_ns(ended.queue_ns),
             prefill_s=s_from_ns(ended.prefill_ns),
             decode_s=s_from_ns(ended.decode_ns),
-            total_s=s_from_ns(ended.at_ns - call.arrived_ns),
+            total_s=s_from_ns(total_ns),
         )
 
-    def _counts(self, request_class: RequestClass, tenant: str) -> ClassCounts:
-        key = (request_class, tenant)
-        counts = self.classes.get(key)
-        if counts is None:
-            counts = self.classes[key] = ClassCounts()
-        return counts
+    def _latencies(self, request: Request) -> deque[int]:
+        key = (request.request_class, request.tenant)
+        kept = self.latencies_ns.get(key)
+        if kept is None:
+            kept = self.latencies_ns[key] = deque(maxlen=_NUM_KEPT)
+        return kept

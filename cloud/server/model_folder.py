@@ -1,38 +1,29 @@
-"""Which checkpoint is served: a folder, or "tiny" for one that is made on the spot."""
+"""Which checkpoint is served: a pulled model, a folder, or "tiny", which is made on the spot."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
+from cloud.engine.store import default_cache_dir, resolve_model
 from cloud.engine.tiny import write_tiny_checkpoint
 from headway.errors import HeadwayError
 
-__all__ = ["TINY", "cache_folder", "model_folder"]
+__all__ = ["TINY", "model_folder"]
 
 TINY = "tiny"
 # In the folder's name: another way of making it makes another folder.
 _TINY_VERSION = 1
 
 
-def cache_folder() -> Path:
-    """Where files that can be made again are kept: $HEADWAY_CACHE_DIR, or the user's cache."""
-    own = os.environ.get("HEADWAY_CACHE_DIR")
-    if own:
-        return Path(own)
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "headway"
-
-
 def model_folder(model: str) -> Path:
     """The checkpoint folder that `engine.model` means; "tiny" is made where it is missing.
 
     Raises:
-        HeadwayError: the tiny model cannot be written.
+        HeadwayError: there is no such model, or the tiny one cannot be written.
     """
     if model != TINY:
-        return Path(model)
-    folder = cache_folder() / "models" / f"tiny-{_TINY_VERSION}" / TINY
+        return resolve_model(model, default_cache_dir())
+    folder = default_cache_dir() / f"tiny-{_TINY_VERSION}" / TINY
     if folder.is_dir():
         return folder
     try:

@@ -1,22 +1,32 @@
 """OperationsService: the state of the server, for the people who run it."""
 
+from collections.abc import Collection
+from typing import Protocol
+
 import grpc
 
+from cloud.scheduler.snapshot import ReplicaSnapshot, Snapshot, TenantSnapshot
 from cloud.server.calls import CallGate, Context
 from cloud.server.dispatcher import Dispatcher
 from cloud.server.identity import Identity
-from cloud.server.ledger import ClassCounts, quantile
+from cloud.server.ledger import quantile
 from cloud.server.replica import Replica
 from cloud.server.validation import parse
 from headway import __version__
 from headway.clock import Clock
-from headway.outcome import RequestClass
 from headway.rpc.status import duration_from_ns
 from headway.v1 import operations_pb2
 
-__all__ = ["OPERATIONS_SERVICE", "OperationsService"]
+__all__ = ["OPERATIONS_SERVICE", "Observed", "OperationsService"]
 
 OPERATIONS_SERVICE: str = operations_pb2.DESCRIPTOR.services_by_name["OperationsService"].full_name
+
+
+class Observed(Protocol):
+    """What can tell its state."""
+
+    def snapshot(self, now_ns: int) -> Snapshot:
+        """The state at this instant."""
 
 
 class OperationsService:
@@ -24,14 +34,18 @@ class OperationsService:
 
     Args:
         gate: the way in.
-        dispatcher: whose state.
+        dispatcher: runs the requests.
+        scheduler: counts them.
         model: name of the model.
-        clock: of the dispatcher.
+        clock: of both.
     """
 
-    def __init__(self, gate: CallGate, dispatcher: Dispatcher, model: str, clock: Clock) -> None:
+    def __init__(
+        self, gate: CallGate, dispatcher: Dispatcher, scheduler: Observed, model: str, clock: Clock
+    ) -> None:
         self._gate = gate
         self._dispatcher = dispatcher
+        self._scheduler = scheduler
         self._model = model
         self._clock = clock
         self._ready_ns = clock.now_ns()
@@ -46,18 +60,22 @@ class OperationsService:
     def status(self) -> operations_pb2.GetStatusResponse:
         """The state at this instant."""
         now_ns = self._clock.now_ns()
+        snapshot = self._scheduler.snapshot(now_ns)
+        by_replica = {one.replica_id: one for one in snapshot.replicas}
+        latencies_ns = self._dispatcher.ledger.latencies_ns
         return operations_pb2.GetStatusResponse(
             version=__version__,
             uptime=duration_from_ns(now_ns - self._ready_ns),
             model=self._model,
             draining=self._dispatcher.is_draining,
             classes=[
-                _class_status(request_class, tenant, counts)
-                for (request_class, tenant), counts in sorted(
-                    self._dispatcher.ledger.classes.items(), key=lambda item: item[0]
-                )
+                _class_status(one, latencies_ns.get((one.request_class, one.tenant), ()))
+                for one in snapshot.tenants
             ],
-            replicas=[_replica_status(replica) for replica in self._dispatcher.replicas],
+            replicas=[
+                _replica_status(replica, by_replica.get(replica.replica_id))
+                for replica in self._dispatcher.replicas
+            ],
         )
 
     async def _get_status(self, data: bytes, identity: Identity, context: Context) -> bytes:
@@ -67,11 +85,13 @@ class OperationsService:
 
 
 def _class_status(
-    request_class: RequestClass, tenant: str, counts: ClassCounts
+    counts: TenantSnapshot, latencies_ns: Collection[int]
 ) -> operations_pb2.ClassStatus:
     return operations_pb2.ClassStatus(
-        request_class=request_class.label,
-        tenant=tenant,
+        request_class=counts.request_class.label,
+        tenant=counts.tenant,
+        queued=counts.num_waiting,
+        running=counts.num_running,
         admitted=counts.admitted,
         completed=counts.completed,
         missed=counts.missed,
@@ -79,18 +99,19 @@ def _class_status(
         failed=counts.failed,
         rejected=[
             operations_pb2.ReasonCount(reason=reason.value, count=count)
-            for reason, count in sorted(counts.rejected.items())
+            for reason, count in counts.rejected
         ],
         prompt_tokens=counts.prompt_tokens,
         output_tokens=counts.output_tokens,
-        latency_p50=duration_from_ns(quantile(counts.latencies_ns, 0.5)),
-        latency_p99=duration_from_ns(quantile(counts.latencies_ns, 0.99)),
+        preemptions=counts.preemptions,
+        latency_p50=duration_from_ns(quantile(latencies_ns, 0.5)),
+        latency_p99=duration_from_ns(quantile(latencies_ns, 0.99)),
     )
 
 
-def _replica_status(replica: Replica) -> operations_pb2.ReplicaStatus:
+def _replica_status(replica: Replica, load: ReplicaSnapshot | None) -> operations_pb2.ReplicaStatus:
     steps = replica.times.engine_ns
-    return operations_pb2.ReplicaStatus(
+    status = operations_pb2.ReplicaStatus(
         replica_id=replica.replica_id,
         up=replica.is_up,
         steps=replica.times.count,
@@ -98,3 +119,9 @@ def _replica_status(replica: Replica) -> operations_pb2.ReplicaStatus:
         step_p99=duration_from_ns(quantile(steps, 0.99)),
         down_reason=replica.down_reason,
     )
+    if load is not None:
+        status.running = load.num_running
+        status.kv_blocks_total = load.blocks_total
+        # What the prefix cache keeps is given up when a request needs it.
+        status.kv_blocks_free = load.blocks_free + load.blocks_cached
+    return status

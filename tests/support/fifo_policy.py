@@ -5,6 +5,7 @@
 import asyncio
 from collections import deque
 
+from cloud.scheduler.snapshot import Snapshot
 from cloud.scheduler.types import (
     Admitted,
     Ended,
@@ -131,6 +132,10 @@ class FifoPolicy:
 
     def has_work(self, replica_id: str) -> bool:
         return bool(self._waiting)
+
+    def snapshot(self, now_ns: int) -> Snapshot:
+        """Nothing is counted here."""
+        return Snapshot(now_ns, self.is_draining, (), ())
 
     def _end(
         self,

@@ -10,8 +10,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from cloud.engine.api import Engine
-from cloud.scheduler.policy import Policy
-from cloud.server.app import Server
+from cloud.server.app import ObservedPolicy, Server
 from headway.config import Settings, load_settings
 from headway.rpc.channel import channel_options
 from headway.rpc.errors import CallError
@@ -95,7 +94,7 @@ async def running_server(
     config: Settings,
     *,
     make_engine: Callable[[], Engine] | None = None,
-    policy: Policy | None = None,
+    policy: ObservedPolicy | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Starts a server, and stops it at the end."""
     server = Server(config, make_engine=make_engine, policy=policy)

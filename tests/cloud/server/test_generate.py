@@ -25,7 +25,8 @@ from tests.support.scripted_engine import ScriptedEngine
 
 async def pieces(running: RunningServer, **fields: Any) -> list[robot_pb2.GenerateResponse]:
     """All messages of one call."""
-    request = robot_pb2.GenerateRequest(**({"prompt": "hi", "max_tokens": 8} | fields))
+    values: dict[str, Any] = {"prompt": "hi", "max_tokens": 8} | fields
+    request = robot_pb2.GenerateRequest(**values)
     return [message async for message in running.robots.Generate(request)]
 
 
