@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 from pathlib import Path
 
@@ -50,6 +51,9 @@ def serve(
             "engine.kind": engine,
         },
     )
+    # What its C core has to say of an address that is taken, say, is said here
+    # in our own words; whoever looks for a bug in it can set the variable.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     configure_logging(settings.telemetry.log_format, settings.telemetry.log_level)
     context.exit(asyncio.run(_serve(settings)))
 
