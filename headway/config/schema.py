@@ -160,8 +160,9 @@ class EngineSettings(Section):
     model: str = Field(
         "tiny",
         min_length=1,
-        description="Folder of a Llama-family checkpoint (config.json, safetensors, "
-        "tokenizer.json), or tiny for a small untrained one that is made on the spot.",
+        description="Name of a pulled model (headway model list), folder of a Llama-family "
+        "checkpoint (config.json, safetensors, tokenizer.json), or tiny for a small untrained "
+        "one that is made on the spot.",
     )
     replicas: int = Field(1, ge=1, le=64, description="Engine processes.")
     device: str = Field(
