@@ -118,6 +118,8 @@ def _problem(problem: Any, path: tuple[str | int, ...]) -> str:
     wanted = expected_item(field) if isinstance(path[-1], int) else expected(field)
     if kind == "missing":
         return f"missing; expected {wanted}"
+    if kind == "finite_number":
+        wanted = wanted.replace("a number", "a finite number")
     return f"got {_shown(problem['input'])}, expected {wanted}"
 
 

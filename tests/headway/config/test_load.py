@@ -78,7 +78,14 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
             "[server]\nport = 70000",
             "server.port: got 70000, expected a whole number from 0 to 65535",
         ),
-        ("[engine.simulated]\nt0_s = nan", "engine.simulated.t0_s: got nan, expected a number of"),
+        (
+            "[engine.simulated]\nt0_s = nan",
+            "engine.simulated.t0_s: got nan, expected a finite number",
+        ),
+        (
+            "[scheduler.batch]\npatience_s = inf",
+            "scheduler.batch.patience_s: got inf, expected a finite number above 0",
+        ),
         (
             "[scheduler]\nmax_step_s = 0.0",
             "scheduler.max_step_s: got 0.0, expected a number above 0",

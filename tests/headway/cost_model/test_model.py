@@ -112,6 +112,41 @@ def test_the_decode_cap_fits_and_one_request_more_does_not(
 
 
 @given(
+    model=models.filter(lambda model: model.prefill_ns + model.pair_ns >= 1),
+    chunk=st.integers(1, 10**6),
+    decodes=st.integers(0, 1000),
+    context=st.integers(0, 10**6),
+)
+def test_a_target_that_a_chunk_just_meets_permits_it(
+    model: CostModel, chunk: int, decodes: int, context: int
+) -> None:
+    """On the very boundary, where a rounded square root is off by one: not a token is lost."""
+    shape = StepShape(chunk, chunk_pairs(context, chunk), decodes, context)
+    exact_ns = model.predict_ns(shape)
+
+    def budget(target_ns: int) -> int:
+        return model.prefill_budget(target_ns, decodes=decodes, context_tokens=context)
+
+    assert budget(exact_ns) >= chunk
+    assert budget(exact_ns - 1) < chunk
+
+
+@given(
+    model=models.filter(lambda model: model.decode_ns + model.kv_ns >= 1),
+    decodes=st.integers(1, 10**6),
+    kv_tokens_each=st.integers(1, 10**6),
+)
+def test_a_target_that_decodes_just_meet_permits_them(
+    model: CostModel, decodes: int, kv_tokens_each: int
+) -> None:
+    """On the very boundary, where a rounded division is off by one: not a request is lost."""
+    shape = StepShape(decodes=decodes, kv_tokens=decodes * kv_tokens_each)
+    exact_ns = model.predict_ns(shape)
+    assert model.decode_cap(exact_ns, kv_tokens_each=kv_tokens_each) >= decodes
+    assert model.decode_cap(exact_ns - 1, kv_tokens_each=kv_tokens_each) < decodes
+
+
+@given(
     t0=st.integers(0, 500),
     prefill=st.integers(0, 20),
     pair=st.integers(0, 3),
