@@ -42,7 +42,7 @@ COMMANDS: dict[str, Subcommand] = {
         "Show a server, eight robots and batch work beside them.",
         "cloud,edge,sim",
     ),
-    "model": Subcommand("cloud.engine.command:model", "Make or check a model folder.", "cloud"),
+    "model": Subcommand("cloud.engine.command:model", "Get, make or check models.", "cloud"),
     "config": Subcommand("headway.cli.config_command:config", "Explain or check settings."),
     "cost": Subcommand("headway.cli.cost_command:cost", "Fit the step cost model to a log."),
 }

@@ -78,10 +78,12 @@ def _validated(document: dict[str, Any], source: str, overrides: Mapping[str, ob
 
 def _put(document: dict[str, Any], path: Sequence[str], value: object, source: str) -> None:
     table = document
-    for name in path[:-1]:
+    for depth, name in enumerate(path[:-1], start=1):
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"got {_shown(table)}, expected a table", source=source, key=name)
+            raise ConfigError(
+                f"got {_shown(table)}, expected a table", source=source, key=_dotted(path[:depth])
+            )
     table[path[-1]] = value
 
 

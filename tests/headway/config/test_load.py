@@ -204,6 +204,13 @@ def test_overrides_are_checked_like_the_file() -> None:
     )
 
 
+def test_an_override_inside_what_is_no_table_is_one_line() -> None:
+    """The file is at fault, not the flag."""
+    with pytest.raises(ConfigError) as raised:
+        parse_settings("engine = 3", source="fleet.toml", overrides={"engine.simulated.t0_s": 1.0})
+    assert str(raised.value) == "fleet.toml: engine: got 3, expected a table"
+
+
 def test_the_environment_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs is what the file and the flags say."""
     defaults = load_settings()
