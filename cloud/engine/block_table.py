@@ -21,10 +21,6 @@ class BlockTable:
         self._length = 0
         self._is_run = True  # The rows are consecutive: they can be read in place.
 
-    def __len__(self) -> int:
-        """Positions that have a row."""
-        return self._length
-
     def clear(self) -> None:
         """Forgets all blocks."""
         self._length = 0

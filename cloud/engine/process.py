@@ -27,7 +27,6 @@ __all__ = ["EngineProcess"]
 
 _log = structlog.get_logger()
 
-_STOP_GRACE_S = 5.0
 # How long a broken stream waits for the process's own account of its end.
 _EXIT_ACCOUNT_S = 1.0
 _STDERR_LINES = 20
@@ -40,11 +39,15 @@ class EngineProcess:
     Args:
         spec: what the process is to run.
         start_timeout_s: longest time until the engine is ready.
+        stop_grace_s: longest time until a process that does not end is killed.
     """
 
-    def __init__(self, spec: EngineSpec, *, start_timeout_s: float = 300.0) -> None:
+    def __init__(
+        self, spec: EngineSpec, *, start_timeout_s: float = 300.0, stop_grace_s: float = 5.0
+    ) -> None:
         self._spec = spec
         self._start_timeout_s = start_timeout_s
+        self._stop_grace_s = stop_grace_s
         self._folder: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
@@ -77,6 +80,9 @@ class EngineProcess:
             raise EngineLostError(
                 f"the engine was not ready after {self._start_timeout_s:g} s"
             ) from None
+        except OSError as error:
+            await self.stop()
+            raise EngineLostError(f"the engine process cannot be started: {error}") from error
         except BaseException:
             await self.stop()
             raise
@@ -240,7 +246,7 @@ class EngineProcess:
         if process.stdin is not None:
             process.stdin.close()  # The process takes that as its end.
         try:
-            async with asyncio.timeout(_STOP_GRACE_S):
+            async with asyncio.timeout(self._stop_grace_s):
                 await process.wait()
         except TimeoutError:
             process.kill()

@@ -181,6 +181,17 @@ async def test_stop_ends_an_engine_in_the_middle_of_a_step() -> None:
     assert _is_gone(engine.pid)
 
 
+async def test_stop_kills_an_engine_that_hangs(sockets: Path) -> None:
+    """A process that is suspended cannot take the hint."""
+    engine = EngineProcess(_SIMULATED, stop_grace_s=0.05)
+    await engine.start()
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGSTOP)
+    await engine.stop()
+    assert _is_gone(engine.pid)
+    assert _is_empty(sockets)
+
+
 async def test_a_cancelled_step_loses_the_engine() -> None:
     """Its answer could be taken for a later step's."""
     engine = EngineProcess(_A_MINUTE)
@@ -213,6 +224,15 @@ async def test_an_engine_that_cannot_start_says_why_in_its_own_line(
     assert "\n" not in caught.value.reason
     assert _is_gone(engine.pid)
     assert _is_empty(sockets)
+
+
+async def test_without_a_folder_for_its_socket_an_engine_says_so(
+    sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is named."""
+    monkeypatch.setattr(tempfile, "tempdir", str(sockets / "gone"))
+    with pytest.raises(EngineLostError, match=r"cannot be started: .*No such file.*/gone/"):
+        await EngineProcess(_SIMULATED).start()
 
 
 async def test_an_engine_that_takes_too_long_is_given_up(tiny_folder: Path, sockets: Path) -> None:

@@ -208,6 +208,14 @@ _WRONG_PLANS: dict[str, tuple[ScheduledItem, EngineRequest]] = {
     ),
     "KV rows for 0": (ScheduledItem("a", 0, 3, True, True, (), True), _A),
     "was given blocks": (ScheduledItem("a", 0, 3, True, True, (64,), True), _A),
+    "adapter act is not loaded": (
+        ScheduledItem("a", 0, 3, True, True, (0,), True),
+        EngineRequest("a", (1, 2, 3), adapter="act"),
+    ),
+    "the context holds 512": (
+        ScheduledItem("a", 0, 513, True, True, (*range(64), 0), True),
+        EngineRequest("a", (1,) * 513),
+    ),
     "it has 3": (ScheduledItem("a", 0, 4, True, False, (0,), True), _A),
     "to compute 0 tokens": (ScheduledItem("a", 0, 0, True, False, (0,), True), _A),
     "to sample after token 2 of 3": (ScheduledItem("a", 0, 2, True, True, (0,), True), _A),
