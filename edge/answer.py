@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from edge.action import Action
+from headway.outcome import Reason
 from headway.rpc.errors import CallError, DeadlineMissedError, RejectedError, UnavailableError
 
 __all__ = ["Answer", "AnswerKind", "Tally", "percentile_ns"]
@@ -60,7 +61,8 @@ class Answer:
             return ""
         if self.error.reason is not None:
             return self.error.reason.value
-        return self.kind.name
+        # Found out by the robot's own clock.
+        return Reason.DEADLINE_MISSED.value if self.kind is AnswerKind.LATE else self.kind.name
 
 
 class Tally:

@@ -27,8 +27,11 @@ class DiffDriveRobot:
 
     embodiment = "diff_drive"
 
-    def __init__(self, robot_id: str, seed: int, now_ns: int) -> None:
+    def __init__(
+        self, robot_id: str, seed: int, now_ns: int, *, task: str = "drive to the goal"
+    ) -> None:
         self.robot_id = robot_id
+        self._task = task
         self._random = random.Random(seed)  # noqa: S311 - a toy world, not a secret.
         self._x_m, self._y_m = self._random_place()
         self._goal_m = self._random_place()
@@ -62,7 +65,7 @@ class DiffDriveRobot:
         goal = {"distance": self._goal_distance_m(), "bearing": self._goal_bearing_rad()}
         return Observation(
             observation_id=name,
-            task="drive to the goal",
+            task=self._task,
             state=(
                 StateSource("odometry", {key: round(value, 3) for key, value in odometry.items()}),
                 StateSource("goal", {key: round(value, 3) for key, value in goal.items()}),

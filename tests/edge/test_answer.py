@@ -26,7 +26,7 @@ ACTION = Action("o", ("v",), ((0.0,),), 1, Timings(0, 0, 0, 0), 0, "m")
             AnswerKind.LATE,
             "DEADLINE_MISSED",
         ),
-        (DeadlineMissedError("x"), AnswerKind.LATE, "LATE"),
+        (DeadlineMissedError("x"), AnswerKind.LATE, "DEADLINE_MISSED"),
         (UnavailableError("x"), AnswerKind.UNREACHABLE, "UNREACHABLE"),
         (UnavailableError("x", reason=Reason.ENGINE_LOST), AnswerKind.FAILED, "ENGINE_LOST"),
         (InternalError("x", reason=Reason.INTERNAL), AnswerKind.FAILED, "INTERNAL"),

@@ -1,0 +1,1 @@
+"""The demonstration: a server, robots, and batch work beside them."""

@@ -1,0 +1,236 @@
+"""What there is to see at one instant, and how it is shown: live, or line by line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from google.protobuf.duration_pb2 import Duration
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from edge.answer import AnswerKind, Tally
+from fleet_sim.demo.measures import FleetMeasures, LastAnswer
+from headway.v1 import operations_pb2
+
+__all__ = ["LiveScreen", "PlainScreen", "Screen", "View", "screen_for"]
+
+_ROBOTS_A_LINE = 4
+_PLAIN_EVERY_S = 3.0
+_STYLES = {
+    AnswerKind.IN_TIME: "green",
+    AnswerKind.REFUSED: "yellow",
+    AnswerKind.LATE: "bold red",
+    AnswerKind.UNREACHABLE: "red",
+    AnswerKind.FAILED: "red",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The demo at one instant."""
+
+    elapsed_s: float
+    seconds: float
+    phase: str
+    status: operations_pb2.GetStatusResponse
+    measures: FleetMeasures
+
+
+class Screen(Protocol):
+    """Where a person looks."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def show(self, view: View) -> None:
+        """Shows the newest state."""
+
+
+def screen_for(console: Console) -> Screen:
+    """A live table on a terminal; elsewhere a line every few seconds."""
+    return LiveScreen(console) if console.is_terminal else PlainScreen(console)
+
+
+class LiveScreen:
+    """A table that changes in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def show(self, view: View) -> None:
+        """Draws the table anew."""
+        self._live.update(_screenful(view), refresh=True)
+
+
+class PlainScreen:
+    """One line every three seconds, and one where a new phase begins."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next_s = 0.0
+        self._phase = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return
+
+    def show(self, view: View) -> None:
+        """Writes a line where one is due."""
+        if view.phase != self._phase:
+            self._phase = view.phase
+            self._console.print(f"{view.elapsed_s:4.0f} s  {view.phase}", highlight=False)
+        if view.elapsed_s < self._next_s:
+            return
+        self._next_s = view.elapsed_s + _PLAIN_EVERY_S
+        self._console.print(f"{view.elapsed_s:4.0f} s  {_plain_line(view)}", highlight=False)
+
+
+def _plain_line(view: View) -> str:
+    measures = view.measures
+    both = [measures.residents, measures.visitors]
+    refused = sum(tally.kinds[AnswerKind.REFUSED] for tally in both)
+    late = sum(tally.kinds[AnswerKind.LATE] for tally in both)
+    in_time = sum(tally.kinds[AnswerKind.IN_TIME] for tally in both)
+    return (
+        f"{in_time} in time, {refused} refused, {late} late, "
+        f"p99 {_ms(measures.residents.answer_percentile_ns(0.99))} ms; "
+        f"batch {_batch_tokens(view.status):,} tokens"
+    )
+
+
+def _screenful(view: View) -> RenderableType:
+    return Group(
+        _heading(view),
+        Text(""),
+        _classes(view.status),
+        Text(""),
+        _fleet(view.measures),
+        Text(""),
+        _robots(view.measures.last_answers()),
+    )
+
+
+def _heading(view: View) -> RenderableType:
+    line = Table.grid(padding=(0, 2))
+    line.add_column(width=24)
+    line.add_column()
+    line.add_row(
+        ProgressBar(total=view.seconds, completed=min(view.elapsed_s, view.seconds), width=24),
+        f"{min(view.elapsed_s, view.seconds):.0f} of {view.seconds:.0f} s",
+    )
+    return Group(line, Text(view.phase, style="bold"))
+
+
+def _classes(status: operations_pb2.GetStatusResponse) -> Table:
+    """The server's side: a row a class and tenant."""
+    table = Table(title="What the server did", title_justify="left", expand=False)
+    for name in ("class", "tenant"):
+        table.add_column(name, no_wrap=True)
+    for name in ("now", "admitted"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("refused: why")
+    for name in ("late", "tokens", "p50 ms", "p99 ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in status.classes:
+        reasons = ", ".join(f"{r.reason} {r.count}" for r in row.rejected if r.count)
+        table.add_row(
+            row.request_class,
+            row.tenant,
+            str(row.queued + row.running),
+            f"{row.admitted:,}",
+            Text(reasons or "0", style="yellow" if reasons else ""),
+            Text(str(row.missed), style="bold red" if row.missed else ""),
+            f"{row.output_tokens:,}",
+            _ms(_ns(row.latency_p50)),
+            _ms(_ns(row.latency_p99)),
+        )
+    return table
+
+
+def _fleet(measures: FleetMeasures) -> Table:
+    """The robots' side: a row a group of robots."""
+    table = Table(title="What the robots saw", title_justify="left", expand=False)
+    table.add_column("robots", no_wrap=True)
+    for name in ("asked", "in time", "refused", "told within", "late", "p50 ms", "p99 ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, tally in _groups(measures):
+        told = tally.refusal_percentile_ns(0.99)
+        table.add_row(
+            name,
+            str(tally.num_asked),
+            Text(str(tally.kinds[AnswerKind.IN_TIME]), style="green"),
+            str(tally.kinds[AnswerKind.REFUSED]),
+            "-" if told is None else f"{_ms(told)} ms",
+            Text(
+                str(tally.kinds[AnswerKind.LATE]),
+                style="bold red" if tally.kinds[AnswerKind.LATE] else "",
+            ),
+            _ms(tally.answer_percentile_ns(0.5)),
+            _ms(tally.answer_percentile_ns(0.99)),
+        )
+    return table
+
+
+def _groups(measures: FleetMeasures) -> Iterator[tuple[str, Tally]]:
+    yield "residents", measures.residents
+    if measures.visitors.num_asked:
+        yield "visitors", measures.visitors
+
+
+def _robots(last: list[LastAnswer]) -> Table:
+    """The newest answer of each robot."""
+    grid = Table.grid(padding=(0, 3))
+    cells = []
+    for robot in last:
+        answer = robot.answer
+        words = "in" if answer.kind is AnswerKind.IN_TIME else answer.reason.lower()
+        cells.append(
+            Text.assemble(
+                f"{robot.robot_id} ",
+                (f"{words} {answer.elapsed_ns / 1e6:.0f} ms", _STYLES[answer.kind]),
+            )
+        )
+    for start in range(0, len(cells), _ROBOTS_A_LINE):
+        grid.add_row(*cells[start : start + _ROBOTS_A_LINE])
+    return grid
+
+
+def _batch_tokens(status: operations_pb2.GetStatusResponse) -> int:
+    return sum(row.output_tokens for row in status.classes if row.request_class == "batch")
+
+
+def _ns(span: Duration) -> int | None:
+    return (span.seconds * 1_000_000_000 + span.nanos) or None
+
+
+def _ms(span_ns: int | None) -> str:
+    return "-" if span_ns is None else f"{span_ns / 1e6:,.0f}"
