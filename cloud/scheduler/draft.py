@@ -14,6 +14,7 @@ class StepDraft:
 
     __slots__ = (
         "_kv_tokens",
+        "_min_chunk",
         "_pairs",
         "_replica",
         "_tokens",
@@ -22,7 +23,8 @@ class StepDraft:
         "spent_ns",
     )
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, min_chunk_tokens: int) -> None:
+        self._min_chunk = min_chunk_tokens
         self._replica = replica
         self.spent_ns = replica.cost.t0_ns
         self.decodes: list[LiveRequest] = []
@@ -41,20 +43,34 @@ class StepDraft:
         cost = self._replica.cost
         self.spent_ns += cost.decode_ns * num + cost.kv_ns * kv_tokens
 
-    def fitting(self, live: LiveRequest, limit_ns: float, floor_tokens: int = 0) -> int:
+    def fitting(
+        self,
+        live: LiveRequest,
+        limit_ns: float,
+        *,
+        hard_ns: float | None = None,
+    ) -> int:
         """Prompt tokens of a request that fit into a step of `limit_ns`.
 
-        At least `floor_tokens`, or what is left of the prompt.
+        With `hard_ns` the first prefill of a step gets the smallest chunk beyond
+        that limit, but not beyond `hard_ns`: decodes cannot starve it, and it
+        breaks no promise.
         """
         cost = self._replica.cost
         left = live.prefill_left
+        if hard_ns is not None:
+            if not self.chunks:
+                floor_ns = cost.chunk_ns(live.computed, min(self._min_chunk, left))
+                limit_ns = max(limit_ns, self.spent_ns + floor_ns)
+            limit_ns = min(limit_ns, hard_ns)
         spare_ns = limit_ns - self.spent_ns
         if cost.chunk_ns(live.computed, left) <= spare_ns:
             return left
         fits = 0
         if spare_ns > 0:
             fits = cost.prefill_budget(int(spare_ns + cost.t0_ns), context_tokens=live.computed)
-        return min(left, max(fits, floor_tokens))
+        # A smaller piece is not worth its place in a step.
+        return min(left, fits) if fits >= min(left, self._min_chunk) else 0
 
     def add_chunk(self, live: LiveRequest, num_tokens: int) -> None:
         """Takes in a piece of a prefill."""

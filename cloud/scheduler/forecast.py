@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 
 from cloud.scheduler.config import SchedulerConfig
 from cloud.scheduler.kv import blocks_for
-from cloud.scheduler.replica import Replica
+from cloud.scheduler.replica import Replica, spared_ns
 from cloud.scheduler.request_state import NEVER_NS, LiveRequest
 
 __all__ = ["Forecast", "forecast", "lost_anyway"]
@@ -122,6 +122,8 @@ class _Roll:
         "_cost",
         "_decode_ns",
         "_decoding",
+        "_excess",
+        "_longest_ns",
         "_pending",
         "_rank",
         "_replica",
@@ -141,6 +143,8 @@ class _Roll:
         self._rank = rank
         self._stretch = stretch
         self._time_ns = float(replica.step_end_ns(now_ns))
+        self._excess = replica.margin.step_excess
+        self._longest_ns = float(replica.flight.predicted_ns if replica.flight else 0)
         self._step = 0  # Steps after the running one.
         self._slots = config.max_running
         self._blocks = replica.pool.num_blocks
@@ -228,13 +232,13 @@ class _Roll:
                 else:
                     self._give_back(job)
                 if not (job.decodes and job.live.covers_last):
-                    yield job, self._time_ns
+                    yield job, self._safe_ns()
             while self._decoding and self._decoding[0][0] <= self._step:
                 job = heappop(self._decoding)[2]
                 self._decode_ns -= job.decode_ns
                 self._give_back(job)
                 if job.live.covers_last:
-                    yield job, self._time_ns
+                    yield job, self._safe_ns()
 
     def _advance(self) -> list[_Job] | None:
         """One step with prefills, or all steps until somebody ends.
@@ -243,61 +247,78 @@ class _Roll:
         """
         chunk_ns, completed = self._fill() if self._pending else (0.0, [])
         if chunk_ns or completed:
-            self._time_ns += (self._decode_ns + chunk_ns) * self._stretch
-            self._step += 1
+            self._take_step(self._decode_ns + chunk_ns, 1)
             return completed
         if not self._decoding:
             return None
-        last = self._decoding[0][0]
-        self._time_ns += (last - self._step) * self._decode_ns * self._stretch
-        self._step = last
+        self._take_step(self._decode_ns, self._decoding[0][0] - self._step)
         return completed
+
+    def _take_step(self, step_ns: float, count: int) -> None:
+        self._time_ns += step_ns * self._stretch * count
+        self._step += count
+        self._longest_ns = max(self._longest_ns, step_ns)
+
+    def _safe_ns(self) -> float:
+        """The instant, with what a single step may be longer."""
+        return self._time_ns + self._excess * self._longest_ns
 
     def _fill(self) -> tuple[float, list[_Job]]:
         """Prefills into one step, in order. Returns their time and those that end in it."""
-        spare_ns = self._spare_ns()
+        hard_ns = self._laxity_ns()
+        spare_ns = min(hard_ns, self._target_ns - self._decode_ns)
         spent_ns = 0.0
         floor = self._config.min_chunk_tokens
         completed: list[_Job] = []
         is_blocked = False
         for job in self._pending:
-            if not job.is_running:
-                if is_blocked or self._slots < 1 or self._blocks < job.blocks:
-                    is_blocked = True  # Nobody overtakes it to the room that it needs.
-                    continue
-                if spare_ns <= spent_ns and not floor:
+            has_room = job.is_running or (self._slots > 0 and self._blocks >= job.blocks)
+            if not has_room or (is_blocked and not job.is_running):
+                is_blocked = True  # Nobody overtakes it to the room that it needs.
+                continue
+            if not spent_ns:  # The first one gets a little beyond the target.
+                floor_ns = self._cost.chunk_ns(job.context, min(floor, job.prefill))
+                spare_ns = min(hard_ns, max(spare_ns, floor_ns))
+            own_ns = self._cost.chunk_ns(job.context, job.prefill)
+            num = job.prefill
+            if own_ns > spare_ns - spent_ns:
+                num = self._cost.prefill_budget(
+                    max(0, int(spare_ns - spent_ns + self._cost.t0_ns)), context_tokens=job.context
+                )
+                if num < min(floor, job.prefill):
                     break
+                num = min(num, job.prefill)
+                own_ns = self._cost.chunk_ns(job.context, num)
+            if not job.is_running:
                 job.is_running = True
                 self._slots -= 1
                 self._blocks -= job.blocks
-            own_ns = self._cost.chunk_ns(job.context, job.prefill)
-            if own_ns <= spare_ns - spent_ns:
-                spent_ns += own_ns
+            spent_ns += own_ns
+            if num == job.prefill:
                 completed.append(job)
-                floor = 0
                 continue
-            budget_ns = max(0, int(spare_ns - spent_ns + self._cost.t0_ns))
-            fits = self._cost.prefill_budget(budget_ns, context_tokens=job.context)
-            num = min(job.prefill, max(fits, floor))
-            spent_ns += self._cost.chunk_ns(job.context, num)
             job.prefill -= num
             job.context += num
-            if not job.prefill:
-                completed.append(job)
             break
         if completed:
             gone = set(map(id, completed))
             self._pending = [job for job in self._pending if id(job) not in gone]
         return spent_ns, completed
 
-    def _spare_ns(self) -> float:
-        """Step time for prefills: the target's, or what those that decode can spare."""
-        laxity_ns = self._target_ns - self._decode_ns
+    def _laxity_ns(self) -> float:
+        """Step time for prefills that those that decode can spare."""
+        laxity_ns = float("inf")
         for last, _, job in self._decoding:
             if job.deadline_ns != NEVER_NS:
-                slack_ns = (job.deadline_ns - self._time_ns) / self._stretch
-                laxity_ns = min(laxity_ns, slack_ns - (last - self._step) * self._decode_ns)
-        return max(0.0, laxity_ns)
+                spare_ns = spared_ns(
+                    job.deadline_ns - self._time_ns,
+                    last - self._step,
+                    self._decode_ns,
+                    self._stretch,
+                    self._excess,
+                )
+                laxity_ns = min(laxity_ns, spare_ns)
+        return laxity_ns
 
     def _start_decoding(self, job: _Job, *, into_heap: bool = False) -> None:
         if job.decodes <= 0:

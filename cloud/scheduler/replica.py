@@ -15,7 +15,7 @@ from cloud.scheduler.request_state import LiveRequest, Stage
 from cloud.scheduler.types import ReplicaSpec
 from headway.cost_model import CostModel, StepShape
 
-__all__ = ["Chunk", "Flight", "Replica"]
+__all__ = ["Chunk", "Flight", "Replica", "spared_ns"]
 
 # After this long a step counts half in the forecast of interactive load.
 _LOAD_HALF_LIFE_NS = 5_000_000_000
@@ -148,6 +148,18 @@ class Replica:
         expected = self.flight.started_ns + int(self.flight.predicted_ns * self.margin.value)
         return max(now_ns, expected)
 
+    def spared_ns(self, live: LiveRequest, decode_ns: float, now_ns: int) -> float:
+        """By how much a step may be longer than `decode_ns` for a request that
+        decodes to keep its promise.
+        """
+        return spared_ns(
+            live.deadline_ns - now_ns,
+            live.promised_output_left,
+            decode_ns,
+            self.margin.value,
+            self.margin.step_excess,
+        )
+
     # --- the batch ---
 
     def enter(self, live: LiveRequest, cached: list[int], reserve_tokens: int) -> None:
@@ -242,6 +254,14 @@ class Replica:
         self.pool.reserved -= live.reserved_blocks
         self.room_blocks[live.rank] -= live.reserved_blocks
         live.reserved_blocks = 0
+
+
+def spared_ns(slack_ns: float, steps: int, step_ns: float, stretch: float, excess: float) -> float:
+    """By how much one of `steps` steps of `step_ns` may be longer, so that all end
+    within `slack_ns`, with the margin on each and the excess kept for the longest.
+    """
+    needed_ns = (stretch * steps + excess) * step_ns
+    return (slack_ns - needed_ns) / (stretch + excess)
 
 
 def _key(live: LiveRequest) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ and by the unmet promises above it: lower work has only what they can spare.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -64,14 +65,14 @@ class StepComposer:
     def compose(self, replica: Replica, now_ns: int) -> StepDraft:
         """The replica's next step. May evict, and lets waiting requests join."""
         stalled = self._grow_decodes(replica, now_ns)
-        draft = StepDraft(replica)
+        draft = StepDraft(replica, self._config.min_chunk_tokens)
         is_blocked = False  # Promised work is left over, for want of room.
         for rank in range(_BATCH):
             ceiling_ns = self._ceiling_ns(replica, rank, now_ns)
             self._add_decodes(replica, draft, rank, -1.0 if is_blocked else ceiling_ns, stalled)
-            limit_ns = min(ceiling_ns, self._promised_limit_ns(replica, rank, now_ns))
+            hard_ns = min(ceiling_ns, self._spared_ns(replica, rank, now_ns))
             is_blocked |= self._add_promised_prefills(
-                replica, draft, rank, limit_ns, now_ns, may_join=not is_blocked
+                replica, draft, rank, hard_ns, now_ns, may_join=not is_blocked
             )
         self._add_batch(replica, draft, stalled, is_blocked, now_ns)
         if draft.is_empty and stalled:
@@ -147,7 +148,7 @@ class StepComposer:
         """
         least_ns = float("inf")
         above_ns = replica.cost.t0_ns
-        trust = 1 / replica.margin.value
+        trust = 1 / (replica.margin.value + replica.margin.step_excess)
         for upper in range(rank):
             above_ns += replica.decode_cost_ns(upper)
             for live in replica.decoding[upper]:
@@ -172,18 +173,19 @@ class StepComposer:
                 target_ns = min(target_ns, own_ns)
         return target_ns
 
-    def _promised_limit_ns(self, replica: Replica, rank: int, now_ns: int) -> float:
+    def _spared_ns(self, replica: Replica, rank: int, now_ns: int) -> float:
         """Longest step with prefills of class `rank` in it: those that decode
         already keep their promises even if all laxity is used at once.
         """
         decode_ns = replica.cost.t0_ns + sum(map(replica.decode_cost_ns, range(rank + 1)))
-        laxity_ns = float("inf")
-        trust = 1 / replica.margin.value
-        for live in replica.decoding[rank]:
-            if not live.is_met:
-                needed_ns = live.promised_output_left * decode_ns
-                laxity_ns = min(laxity_ns, (live.deadline_ns - now_ns) * trust - needed_ns)
-        return min(self._target_ns(replica, rank), decode_ns + max(0.0, laxity_ns))
+        return decode_ns + min(
+            (
+                replica.spared_ns(live, decode_ns, now_ns)
+                for live in replica.decoding[rank]
+                if not live.is_met
+            ),
+            default=float("inf"),
+        )
 
     # --- promised prefills ---
 
@@ -192,36 +194,34 @@ class StepComposer:
         replica: Replica,
         draft: StepDraft,
         rank: int,
-        limit_ns: float,
+        hard_ns: float,
         now_ns: int,
         *,
         may_join: bool,
     ) -> bool:
         """The class's prefills by deadline. Returns whether some are left over."""
         is_left_over = False
+        target_ns = self._target_ns(replica, rank)
         for live in self._by_deadline(replica, rank):
             is_waiting = live not in replica.running
             if is_waiting:
                 if not may_join:
                     is_left_over = True
                     break
-                if not draft.fitting(live, limit_ns, self._floor(draft)):
+                if not draft.fitting(live, target_ns, hard_ns=hard_ns):
                     return True
                 if not self._join_promised(replica, live, now_ns):
                     # No later one may take the room that comes free for this one.
                     may_join = False
                     is_left_over = True
                     continue
-            num = draft.fitting(live, limit_ns, self._floor(draft))
+            num = draft.fitting(live, target_ns, hard_ns=hard_ns)
+            left = live.prefill_left
             if num:
                 self._add_chunk(replica, draft, live, num)
-            if num < live.prefill_left:
+            if num < left:
                 return True
         return is_left_over
-
-    def _floor(self, draft: StepDraft) -> int:
-        """The first prefill of a step always gets a little: decodes cannot starve it."""
-        return 0 if draft.chunks else self._config.min_chunk_tokens
 
     @staticmethod
     def _by_deadline(replica: Replica, rank: int) -> Iterator[LiveRequest]:
@@ -352,8 +352,8 @@ class StepComposer:
             self._join_batch(replica, draft, limit_ns, held_ns, now_ns)
         long = replica.long_prefill
         if long is not None:
-            floor = self._config.min_chunk_tokens if draft.is_empty else 0
-            num = draft.fitting(long, limit_ns, floor)
+            # With nothing else in the step a little of it goes on in any case.
+            num = draft.fitting(long, limit_ns, hard_ns=math.inf if draft.is_empty else limit_ns)
             if num:
                 self._add_chunk(replica, draft, long, num)
 
