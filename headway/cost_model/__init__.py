@@ -2,7 +2,6 @@
 
 from headway.cost_model.estimate import Accelerator, ModelShape, first_estimate
 from headway.cost_model.fit import Fit, errors_on, fit
-from headway.cost_model.margin import MarginTracker
 from headway.cost_model.model import (
     UNBOUNDED,
     CostModel,
@@ -16,7 +15,6 @@ __all__ = [
     "Accelerator",
     "CostModel",
     "Fit",
-    "MarginTracker",
     "MeasuredStep",
     "ModelShape",
     "StepShape",

@@ -1,1 +1,0 @@
-"""Overnight jobs: the ledger, log readers, the summariser."""
