@@ -31,11 +31,13 @@ class Call:
         tokens: its output so far; grows until `ended`.
         ended: its one end; None while it lives.
         label: what a person knows it by, for the log.
+        is_started: whether an engine has worked on it.
     """
 
     __slots__ = (
         "arrived_ns",
         "ended",
+        "is_started",
         "label",
         "on_ended",
         "on_token",
@@ -61,6 +63,7 @@ class Call:
         self.label = label
         self.tokens: list[int] = []
         self.ended: Ended | None = None
+        self.is_started = False
 
 
 class Dispatcher:
@@ -202,9 +205,11 @@ class Dispatcher:
         """Earliest span after which some replica may be up."""
         return min(replica.restart_hint_ns() for replica in self.replicas)
 
-    def prompt_of(self, request_id: str) -> EngineRequest:
-        """What an engine is to know of a live request."""
-        return self._calls[request_id].prompt
+    def open(self, request_id: str) -> EngineRequest:
+        """What an engine is to know of a live request, now that it starts on it."""
+        call = self._calls[request_id]
+        call.is_started = True
+        return call.prompt
 
     def tell(self, events: Iterable[Event]) -> None:
         """Brings events to their calls."""

@@ -54,8 +54,8 @@ class ActionRequests:
         self._sees_images = sees_images
         self._sampling = Sampling(allowed_tokens=codec.allowed_tokens)
         self._numbers = count(1)
-        # The newest live request of each robot: a newer observation takes its place.
-        self._newest: dict[tuple[str, str], str] = {}
+        # Each robot's live calls, oldest first: two at most.
+        self._live: dict[tuple[str, str], list[ActionCall]] = {}
 
     def embodiment(self, name: str, field: str) -> Embodiment:
         """The embodiment called `name`.
@@ -121,7 +121,7 @@ class ActionRequests:
             deadline_ns=deadline_ns,
             deadline_covers=DeadlineCovers.LAST_TOKEN,
             has_fixed_output=True,
-            supersedes=self._newest.get(robot, ""),
+            supersedes=self._superseded_by_next(robot),
         )
         call = ActionCall(
             request,
@@ -136,15 +136,29 @@ class ActionRequests:
         answer = self._dispatcher.submit(call)
         if isinstance(answer, Rejected):
             raise CallRefused.of_rejected(answer)
-        if call.ended is None:
-            self._newest[robot] = request_id
+        self._live.setdefault(robot, []).append(call)
         return call
 
     def release(self, call: ActionCall) -> None:
         """Lets go of a call, however it stands. May be called twice."""
         self._dispatcher.cancel(call)
-        if self._newest.get(call.robot) == call.request.request_id:
-            del self._newest[call.robot]
+        live = self._live.get(call.robot, [])
+        if call in live:
+            live.remove(call)
+            if not live:
+                del self._live[call.robot]
+
+    def _superseded_by_next(self, robot: tuple[str, str]) -> str:
+        """Id of the live request whose place the robot's next one takes, or empty.
+
+        A robot has one running and one queued request. What runs first is never
+        given up for a newer one, or a robot that asks faster than it is answered
+        would never be answered.
+        """
+        live = [call for call in self._live.get(robot, ()) if call.ended is None]
+        if len(live) > 1 or (live and not live[0].is_started):
+            return live[-1].request.request_id
+        return ""
 
     def fill(self, chunk: robot_pb2.ActionChunk, call: ActionCall) -> None:
         """Writes the answer to an ended call into `chunk`.

@@ -32,8 +32,8 @@ class Host(Protocol):
     def tell(self, events: Iterable[Event]) -> None:
         """Brings events to their calls."""
 
-    def prompt_of(self, request_id: str) -> EngineRequest:
-        """What an engine is to know of a live request."""
+    def open(self, request_id: str) -> EngineRequest:
+        """What an engine is to know of a live request, now that it starts on it."""
 
 
 class Replica:
@@ -220,7 +220,7 @@ class Replica:
             # A decode was preceded by its prefill, which opened it.
             if item.is_prefill and item.request_id not in opened_ids:
                 opened_ids.add(item.request_id)
-                opened.append(host.prompt_of(item.request_id))
+                opened.append(host.open(item.request_id))
         return plan, opened
 
     async def _wait_a_little(self) -> None:

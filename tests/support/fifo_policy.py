@@ -52,7 +52,7 @@ class FifoPolicy:
             return Rejected(request.request_id, Reason.NO_ENGINE, "no engine is up")
         events: tuple[Event, ...] = ()
         old = [one for one in self._waiting if one.request_id == request.supersedes]
-        if old and old[0] is not self._waiting[0]:
+        if old:
             self._waiting.remove(old[0])
             events = (Ended(old[0].request_id, Outcome.CANCELLED, Reason.SUPERSEDED, at_ns=now_ns),)
         self._waiting.append(request)
