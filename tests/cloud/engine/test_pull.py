@@ -25,6 +25,7 @@ from cloud.engine.store import ModelStore, StoreError
 from cloud.engine.tiny import write_tiny_checkpoint
 from headway.cli import main
 from headway.errors import HeadwayError
+from tests.support.hub_server import COMMIT, hub_with
 from tests.support.model_wheel import write_model_wheel
 from tests.support.small_gguf import small_weights, write_small_gguf
 
@@ -294,19 +295,60 @@ def test_wrong_input_is_one_line_and_status_2(
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_hub_without_a_network_is_one_line(tmp_path: Path) -> None:
-    """The hub's library has many words for it."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HEADWAY_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(
+def _pull_from_hub(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: the hub's library reads its settings once."""
+    ours = {"HEADWAY_CACHE_DIR": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "hf")}
+    return subprocess.run(
         [*HEADWAY, "model", "pull", "owner/model"],
-        env=environment,
+        env=os.environ | ours | environment,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_a_model_comes_from_the_hub(store: ModelStore, tmp_path: Path) -> None:
+    """The model's files and nothing else, at the commit that is noted."""
+    source = tmp_path / "source"
+    write_tiny_checkpoint(source)
+    (source / "modeling.py").write_text("raise SystemExit")
+    (source / "pytorch_model.bin").write_bytes(b"pickle")
+    with hub_with("owner/model", source) as address:
+        done = _pull_from_hub(tmp_path, HF_ENDPOINT=address)
+    assert done.returncode == 0, done.stderr
+    folder = store.folder("owner/model")
+    pulled = {path.name: path.read_bytes() for path in folder.iterdir()}
+    pulled.pop("headway.json")
+    names = ("config.json", "model.safetensors", "tokenizer.json")
+    assert pulled == {name: (source / name).read_bytes() for name in names}
+    manifest = store.manifest("owner/model")
+    assert manifest is not None
+    assert manifest.source == f"hub:owner/model@{COMMIT[:12]}"
+    assert _leftovers(tmp_path) == ["owner--model"]
+
+
+def test_a_model_that_the_hub_does_not_have_is_told(tmp_path: Path) -> None:
+    """In one line."""
+    write_tiny_checkpoint(tmp_path / "source")
+    with hub_with("owner/other", tmp_path / "source") as address:
+        done = _pull_from_hub(tmp_path, HF_ENDPOINT=address)
     assert done.returncode == 2
-    assert "owner/model: the model hub could not be read" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        "headway: owner/model: the hub has no such model, or not for you"
+    )
+    assert _leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "environment", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}]
+)
+def test_the_hub_without_a_network_is_one_line(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Switched off, or out of reach: the hub's library has many words for it."""
+    done = _pull_from_hub(tmp_path, **environment)
+    assert done.returncode == 2
+    announcement, line = done.stderr.splitlines()
+    assert announcement.startswith("fetching owner/model")
+    assert line.startswith("headway: owner/model: the model hub could not be read")
     assert _leftovers(tmp_path) == []
 
 

@@ -3,6 +3,7 @@
 import errno
 from pathlib import Path
 
+import filelock
 import pytest
 
 from cloud.engine.errors import CheckpointError
@@ -90,6 +91,16 @@ def test_what_a_killed_pull_left_goes_with_the_next_one(tmp_path: Path) -> None:
     assert store.names() == []
     _add(store, "small")
     assert _leftovers(tmp_path) == ["small"]
+
+
+def test_pulls_into_one_cache_take_turns(tmp_path: Path) -> None:
+    """While one is under way nobody else gets in, also from another process."""
+    store = ModelStore(tmp_path)
+    lock = filelock.FileLock(tmp_path / "models" / ".lock")
+    with store.adding("small"), pytest.raises(filelock.Timeout):
+        lock.acquire(timeout=0)
+    with lock.acquire(timeout=0):
+        assert _leftovers(tmp_path) == []
 
 
 def test_a_model_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
