@@ -6,11 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cloud.scheduler.config import SchedulerConfig
+from cloud.scheduler.fluid import fluid_forecast
 from cloud.scheduler.forecast import Forecast, forecast, lost_anyway
 from cloud.scheduler.replica import Replica
 from cloud.scheduler.request_state import NEVER_NS, LiveRequest
 
 __all__ = ["Late", "Placement", "SchedulabilityTest"]
+
+# With more waiting than this, the fluid test stands in for the roll-forward.
+_FORECAST_LIMIT = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,24 @@ class SchedulabilityTest:
     ) -> Placement | Late:
         replica.margin.age(now_ns)
         stretch = self._stretch(newcomer, replica)
+        newcomer.demand_ns = replica.cost.chunk_ns(0, newcomer.prefill_left)
+        alone_ns = self._alone_ns(newcomer, replica, now_ns, stretch)
+        if alone_ns > newcomer.deadline_ns:
+            return self._is_late(Forecast(alone_ns), newcomer, replica, now_ns)
+        if sum(map(len, replica.waiting[: newcomer.rank + 1])) > _FORECAST_LIMIT:
+            found = fluid_forecast(
+                replica,
+                self._config,
+                newcomer,
+                now_ns,
+                stretch=stretch,
+                target_ns=self._config.longest_step_ns(newcomer.rank),
+            )
+            if found.victim is not None:
+                return self._breaks(found, found.victim, now_ns)
+            if found.finish_ns > newcomer.deadline_ns:
+                return self._is_late(found, newcomer, replica, now_ns)
+            return Placement(replica, found.finish_ns)
         found = forecast(replica, self._config, newcomer, now_ns, stretch=stretch, without=without)
         if found.victim is not None:
             lost = lost_anyway(
@@ -86,6 +108,20 @@ class SchedulabilityTest:
         if found.finish_ns > newcomer.deadline_ns:
             return self._is_late(found, newcomer, replica, now_ns)
         return Placement(replica, found.finish_ns)
+
+    @staticmethod
+    def _alone_ns(newcomer: LiveRequest, replica: Replica, now_ns: int, stretch: float) -> int:
+        """When it would be done if the replica did nothing else after the running step."""
+        cost, context = replica.cost, newcomer.computed
+        if newcomer.request.prefix_hashes:
+            hits = replica.pool.match(newcomer.request.prefix_hashes, newcomer.prompt_tokens)
+            context = len(hits) * replica.pool.block_tokens
+        own_ns = cost.t0_ns + cost.chunk_ns(context, newcomer.total_tokens - context)
+        if newcomer.covers_last:
+            own_ns += (newcomer.max_output - newcomer.num_output - 1) * (
+                cost.t0_ns + cost.decode_ns + cost.kv_ns * newcomer.total_tokens
+            )
+        return replica.step_end_ns(now_ns) + int(own_ns * stretch)
 
     def _stretch(self, newcomer: LiveRequest, replica: Replica) -> float:
         """What predicted times are multiplied with: the margin, and the lane's share

@@ -149,6 +149,11 @@ class SchedulerConfig:
         """The settings of one class."""
         return (self.interactive, self.standard, self.batch)[request_class]
 
+    def longest_step_ns(self, rank: int) -> int:
+        """Longest step while requests of classes down to `rank` are in it."""
+        targets = [self.interactive.tpot_target_ns, self.standard.tpot_target_ns][: rank + 1]
+        return min([self.max_step_ns, *(one for one in targets if one is not None)])
+
     def of_tenant(self, tenant: str) -> TenantConfig:
         """The settings of one tenant, listed or not."""
         return self.tenants.get(tenant, self.default_tenant)

@@ -152,10 +152,7 @@ class _Roll:
         self._decoding: list[tuple[int, int, _Job]] = []
         self._decode_ns = replica.cost.t0_ns  # A step with decodes alone.
         self._pending: list[_Job] = []  # Prefills by class and deadline.
-        self._target_ns = float(config.max_step_ns)
-        for own in (config.interactive, config.standard)[: rank + 1]:
-            if own.tpot_target_ns is not None:
-                self._target_ns = min(self._target_ns, own.tpot_target_ns)
+        self._target_ns = float(config.longest_step_ns(rank))
 
     # --- what there is ---
 
@@ -255,7 +252,8 @@ class _Roll:
         return completed
 
     def _take_step(self, step_ns: float, count: int) -> None:
-        self._time_ns += step_ns * self._stretch * count
+        # A step takes whole nanoseconds, rounded up.
+        self._time_ns += (step_ns + 1) * self._stretch * count
         self._step += count
         self._longest_ns = max(self._longest_ns, step_ns)
 

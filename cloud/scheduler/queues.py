@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 
+from cloud.scheduler.demand import Demand
 from cloud.scheduler.fairness import Account
 from cloud.scheduler.request_state import LiveRequest, Stage
 
@@ -25,10 +26,11 @@ class PromisedQueue:
     that can be kept at all costs less than the bookkeeping of a tree.
     """
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "demand")
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, LiveRequest]] = []
+        self.demand = Demand()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -39,6 +41,7 @@ class PromisedQueue:
     def push(self, live: LiveRequest) -> None:
         """Takes a request in, at its place."""
         insort(self._entries, (live.deadline_ns, live.seq, live))
+        self.demand.add(live)
 
     @property
     def head(self) -> LiveRequest | None:
@@ -53,6 +56,11 @@ class PromisedQueue:
         """Takes a request out, wherever it stands."""
         place = bisect_left(self._entries, (live.deadline_ns, live.seq))
         del self._entries[place]
+        self.demand.remove(live)
+
+    def first_due_from(self, instant_ns: int) -> LiveRequest | None:
+        """The first request whose deadline is not before an instant."""
+        return self.at(bisect_left(self._entries, (instant_ns,)))
 
 
 class _TenantQueue:

@@ -152,10 +152,13 @@ class Replica:
         """By how much a step may be longer than `decode_ns` for a request that
         decodes to keep its promise.
         """
+        steps = live.promised_output_left
+        # Each step reads one token of KV more of everybody than the one before.
+        growth_ns = self.cost.kv_ns * len(self.running) * steps / 2
         return spared_ns(
             live.deadline_ns - now_ns,
-            live.promised_output_left,
-            decode_ns,
+            steps,
+            decode_ns + growth_ns,
             self.margin.value,
             self.margin.step_excess,
         )
@@ -260,7 +263,7 @@ def spared_ns(slack_ns: float, steps: int, step_ns: float, stretch: float, exces
     """By how much one of `steps` steps of `step_ns` may be longer, so that all end
     within `slack_ns`, with the margin on each and the excess kept for the longest.
     """
-    needed_ns = (stretch * steps + excess) * step_ns
+    needed_ns = (stretch * steps + excess) * (step_ns + 1)  # Whole nanoseconds, rounded up.
     return (slack_ns - needed_ns) / (stretch + excess)
 
 

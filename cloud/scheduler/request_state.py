@@ -43,6 +43,7 @@ class LiveRequest:
         "computed",
         "covers_last",
         "deadline_ns",
+        "demand_ns",
         "expiry_ns",
         "first_step_ns",
         "first_token_ns",
@@ -120,6 +121,7 @@ class LiveRequest:
         self.is_prompt_charged = False
         self.bucket: TokenBucket | None = None  # Drawn from as it runs.
         self.output_charge = 0.0  # What an output token adds to the account.
+        self.demand_ns = 0.0  # Its prefill, as the queue's demand counts it.
         self.promised_ns = 0.0  # What it adds to the account's promised work.
         self.reserved_tokens = 0.0  # Of the token bucket.
         self.expiry_ns = NEVER_NS  # When `advance` looks at it.
