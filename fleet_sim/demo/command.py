@@ -59,7 +59,7 @@ def demo(context: click.Context, seconds: float, robots: int, model: str, engine
     """
     if math.isnan(seconds):  # Which no range refuses.
         raise click.BadParameter("nan is not a number of seconds.", param_hint="'--seconds'")
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
     options = ["--model", model, "--engine", engine]
     with StopRequest() as stop, ServerProcess(options) as server:
         finished = _run(console, stop, server, seconds, robots)
@@ -102,9 +102,9 @@ def _run(
     if stop.is_made:
         return False
     console.print(
-        f"An action takes {plan.pilot.alone_ns / 1e6:.0f} ms here when nobody else asks.\n"
+        f"An action takes {plan.pilot.action_ns / 1e6:.0f} ms here when nobody else asks.\n"
         f"Every robot asks once a second and can wait {plan.pilot.budget_s * 1e3:.0f} ms. "
-        "Ctrl-C ends the demo.\n"
+        "Ctrl-C ends the demo.\n",
     )
     measures = FleetMeasures()
     load = FleetLoad(

@@ -20,15 +20,12 @@ _BATCH_TIMEOUT_S = 600.0
 # What batch work waits after a "no" without a hint.
 _BATCH_PAUSE_S = 0.25
 _BATCH_MAX_TOKENS = 96
-# What visitors bring along: some ten times as long as a resident's task, so that
-# few of them are much to read.
+# What visitors bring along: much longer than a resident's task, so that few of
+# them are a lot to read.
 WORK_ORDER = (
-    "Unload truck 12 at gate 4. Take pallets in the order in which they stand, heavy ones first. "
-    "Carry cold goods to aisle C at once and never leave them in the sun. Glass goes to aisle F, "
-    "at walking pace, with a metre to everything. Wait for people, do not pass them from behind, "
-    "and keep out of the yellow zone between 09:00 and 09:30. Where a label cannot be read, set "
-    "the pallet down in the corner by the office and go on with the next one. When the truck is "
-    "empty, sweep the ramp, report the number of pallets, and drive back to the dock to charge."
+    "Unload truck 12 at gate 4: heavy pallets first, cold goods to aisle C at once, glass to "
+    "aisle F at walking pace. Wait for people, never pass them from behind, keep out of the "
+    "yellow zone. When the truck is empty, sweep the ramp and drive back to the dock to charge."
 )
 _LOG = (
     "Summarise the shift of robot {robot} for the morning meeting. Log {number}: 06:02 left dock, "

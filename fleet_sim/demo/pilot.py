@@ -5,10 +5,9 @@ machine, and a burst that swamps the one is nothing to the other.
 """
 
 import math
-import threading
-import time
 from dataclasses import dataclass
 
+from edge.action import Action
 from edge.answer import percentile_ns
 from edge.client import RobotClient
 from edge.diff_drive import DiffDriveRobot
@@ -18,71 +17,50 @@ from headway.clock import MonotonicClock, s_from_ns
 __all__ = ["Pilot", "run_pilot"]
 
 _PATIENCE_S = 30.0
-_NUM_ALONE = 7
-_NUM_TOGETHER = 8
+_NUM_ASKED = 7
 _BUDGET_GRAIN_S = 0.05
 _MIN_BUDGET_S = 0.3
-_MIN_VISITORS, _MAX_VISITORS = 12, 40
+_MIN_VISITORS, _MAX_VISITORS = 8, 20
 
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
     """What was measured, and what follows from it."""
 
-    alone_ns: int  # An action when nobody else asks, median.
-    together_ns: int  # The last of eight visitors that asked at once.
+    action_ns: int  # Round trip of a resident when nobody else asks, median.
+    visitor_prefill_ns: int  # To read what a visitor sends, median.
 
     @property
     def budget_s(self) -> float:
-        """Four times what an action takes alone, in whole 50 ms, and no less than 300 ms."""
-        grains = math.ceil(4 * s_from_ns(self.alone_ns) / _BUDGET_GRAIN_S)
+        """Four times what an action takes, in whole 50 ms, and no less than 300 ms."""
+        grains = math.ceil(4 * s_from_ns(self.action_ns) / _BUDGET_GRAIN_S)
         return max(_MIN_BUDGET_S, round(grains * _BUDGET_GRAIN_S, 2))
 
     @property
     def num_visitors(self) -> int:
-        """As many as need twice the budget, when they all ask at once."""
-        each_s = max(1e-4, s_from_ns(self.together_ns - self.alone_ns) / (_NUM_TOGETHER - 1))
-        swamp = math.ceil(2 * self.budget_s / each_s)
+        """As many as it takes twice the budget to read, when all ask at once."""
+        swamp = math.ceil(2 * self.budget_s / max(1e-3, s_from_ns(self.visitor_prefill_ns)))
         return max(_MIN_VISITORS, min(_MAX_VISITORS, swamp))
 
 
 def run_pilot(address: str) -> Pilot:
-    """Asks for a few actions, alone and then together.
+    """Asks for a few actions, one after the other.
 
     Raises:
         CallError: the server gives none.
     """
-    clients = [
-        RobotClient.connect(
-            address, robot_id=f"pilot-{index}", embodiment=DiffDriveRobot.embodiment
-        )
-        for index in range(_NUM_TOGETHER)
+    with RobotClient.connect(
+        address, robot_id="pilot", embodiment=DiffDriveRobot.embodiment
+    ) as client:
+        resident = [action.round_trip_ns for action in _actions(client, "drive to the goal")]
+        visitor = [action.timings.prefill_ns for action in _actions(client, WORK_ORDER)]
+    return Pilot(percentile_ns(resident, 0.5) or 0, percentile_ns(visitor, 0.5) or 0)
+
+
+def _actions(client: RobotClient, task: str) -> list[Action]:
+    """A few, with all the time in the world."""
+    clock = MonotonicClock()
+    robot = DiffDriveRobot("pilot", 0, clock.now_ns(), task=task)
+    return [
+        client.next_action(robot.observe(clock.now_ns()), _PATIENCE_S) for _ in range(_NUM_ASKED)
     ]
-    try:
-        alone = [_ask(clients[0], seed, "drive to the goal") for seed in range(_NUM_ALONE)]
-        together: list[int] = []
-        threads = [
-            threading.Thread(
-                target=lambda client=client, seed=seed: together.append(
-                    _ask(client, seed, WORK_ORDER)
-                )
-            )
-            for seed, client in enumerate(clients)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        for client in clients:
-            client.close()
-    median_ns = percentile_ns(alone, 0.5) or 0
-    return Pilot(median_ns, max([median_ns, *together]))
-
-
-def _ask(client: RobotClient, seed: int, task: str) -> int:
-    """One action with all the time in the world; how long it took."""
-    start_ns = time.monotonic_ns()
-    robot = DiffDriveRobot(f"pilot-{seed}", seed, MonotonicClock().now_ns(), task=task)
-    client.next_action(robot.observe(start_ns), _PATIENCE_S)
-    return time.monotonic_ns() - start_ns

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from google.protobuf.duration_pb2 import Duration
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -18,7 +19,7 @@ from headway.v1 import operations_pb2
 
 __all__ = ["LiveScreen", "PlainScreen", "Screen", "View", "screen_for"]
 
-_ROBOTS_A_LINE = 4
+_ROBOTS_SHOWN, _ROBOTS_A_LINE = 8, 4
 _PLAIN_EVERY_S = 3.0
 _STYLES = {
     AnswerKind.IN_TIME: "green",
@@ -26,6 +27,13 @@ _STYLES = {
     AnswerKind.LATE: "bold red",
     AnswerKind.UNREACHABLE: "red",
     AnswerKind.FAILED: "red",
+}
+_WORDS = {
+    AnswerKind.IN_TIME: "ok",
+    AnswerKind.REFUSED: "no",
+    AnswerKind.LATE: "late",
+    AnswerKind.UNREACHABLE: "away",
+    AnswerKind.FAILED: "failed",
 }
 
 
@@ -107,11 +115,11 @@ class PlainScreen:
         """Writes a line where one is due."""
         if view.phase != self._phase:
             self._phase = view.phase
-            self._console.print(f"{view.elapsed_s:4.0f} s  {view.phase}", highlight=False)
+            self._console.print(f"{view.elapsed_s:4.0f} s  {view.phase}", soft_wrap=True)
         if view.elapsed_s < self._next_s:
             return
         self._next_s = view.elapsed_s + _PLAIN_EVERY_S
-        self._console.print(f"{view.elapsed_s:4.0f} s  {_plain_line(view)}", highlight=False)
+        self._console.print(f"{view.elapsed_s:4.0f} s  {_plain_line(view)}", soft_wrap=True)
 
 
 def _plain_line(view: View) -> str:
@@ -152,23 +160,19 @@ def _heading(view: View) -> RenderableType:
 
 def _classes(status: operations_pb2.GetStatusResponse) -> Table:
     """The server's side: a row a class and tenant."""
-    table = Table(title="What the server did", title_justify="left", expand=False)
-    for name in ("class", "tenant"):
-        table.add_column(name, no_wrap=True)
-    for name in ("now", "admitted"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("refused: why")
+    table = _table("What the server did", ("class", "tenant"))
+    table.add_column("admitted", justify="right", no_wrap=True)
+    table.add_column("refused")
     for name in ("late", "tokens", "p50 ms", "p99 ms"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in status.classes:
-        reasons = ", ".join(f"{r.reason} {r.count}" for r in row.rejected if r.count)
+        reasons = ", ".join(f"{r.reason} {r.count:,}" for r in row.rejected if r.count)
         table.add_row(
             row.request_class,
             row.tenant,
-            str(row.queued + row.running),
             f"{row.admitted:,}",
             Text(reasons or "0", style="yellow" if reasons else ""),
-            Text(str(row.missed), style="bold red" if row.missed else ""),
+            _count(row.missed, "bold red"),
             f"{row.output_tokens:,}",
             _ms(_ns(row.latency_p50)),
             _ms(_ns(row.latency_p99)),
@@ -178,26 +182,40 @@ def _classes(status: operations_pb2.GetStatusResponse) -> Table:
 
 def _fleet(measures: FleetMeasures) -> Table:
     """The robots' side: a row a group of robots."""
-    table = Table(title="What the robots saw", title_justify="left", expand=False)
-    table.add_column("robots", no_wrap=True)
-    for name in ("asked", "in time", "refused", "told within", "late", "p50 ms", "p99 ms"):
+    table = _table("What the robots saw", ("robots",))
+    for name in ("asked", "in time", "refused", "told in ms", "late", "p50 ms", "p99 ms"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, tally in _groups(measures):
-        told = tally.refusal_percentile_ns(0.99)
         table.add_row(
             name,
             str(tally.num_asked),
-            Text(str(tally.kinds[AnswerKind.IN_TIME]), style="green"),
-            str(tally.kinds[AnswerKind.REFUSED]),
-            "-" if told is None else f"{_ms(told)} ms",
-            Text(
-                str(tally.kinds[AnswerKind.LATE]),
-                style="bold red" if tally.kinds[AnswerKind.LATE] else "",
-            ),
+            _count(tally.kinds[AnswerKind.IN_TIME], "green"),
+            _count(tally.kinds[AnswerKind.REFUSED], "yellow"),
+            _ms(tally.refusal_percentile_ns(0.99)),
+            _count(tally.kinds[AnswerKind.LATE], "bold red"),
             _ms(tally.answer_percentile_ns(0.5)),
             _ms(tally.answer_percentile_ns(0.99)),
         )
     return table
+
+
+def _table(title: str, names: tuple[str, ...]) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _count(number: int, style: str) -> Text:
+    return Text(f"{number:,}", style=style if number else "")
 
 
 def _groups(measures: FleetMeasures) -> Iterator[tuple[str, Tally]]:
@@ -207,18 +225,13 @@ def _groups(measures: FleetMeasures) -> Iterator[tuple[str, Tally]]:
 
 
 def _robots(last: list[LastAnswer]) -> Table:
-    """The newest answer of each robot."""
+    """The newest answers of the first robots."""
     grid = Table.grid(padding=(0, 3))
     cells = []
-    for robot in last:
+    for robot in last[:_ROBOTS_SHOWN]:
         answer = robot.answer
-        words = "in" if answer.kind is AnswerKind.IN_TIME else answer.reason.lower()
-        cells.append(
-            Text.assemble(
-                f"{robot.robot_id} ",
-                (f"{words} {answer.elapsed_ns / 1e6:.0f} ms", _STYLES[answer.kind]),
-            )
-        )
+        words = f"{_WORDS[answer.kind]} {answer.elapsed_ns / 1e6:.0f} ms"
+        cells.append(Text.assemble(f"{robot.robot_id} ", (words, _STYLES[answer.kind])))
     for start in range(0, len(cells), _ROBOTS_A_LINE):
         grid.add_row(*cells[start : start + _ROBOTS_A_LINE])
     return grid
