@@ -240,7 +240,9 @@ class EngineProcess:
             text = line.decode(errors="replace").strip()
             if text:
                 self._stderr.append(text)
-                _log.warning("engine_said", pid=process.pid, line=text)
+                # What it says before it is ready is the reason that `start` gives.
+                log = _log.debug if self._stream is None else _log.warning
+                log("engine_said", pid=process.pid, line=text)
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is not None:

@@ -122,8 +122,11 @@ class Dispatcher:
             self._tasks.append(asyncio.create_task(replica.run(self), name=replica.replica_id))
 
     async def run(self) -> None:
-        """Waits for a bug: returns when cancelled, raises what stopped a replica's task."""
-        await asyncio.gather(*self._tasks)
+        """Waits for a bug, and raises what stopped a replica's task."""
+        # Not `gather`: whoever gives up waiting must not take the replicas along.
+        ended, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in ended:
+            task.result()
 
     def submit(self, call: Call) -> Admitted | Rejected:
         """Asks for admission; an admitted call is told its end.
