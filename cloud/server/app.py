@@ -29,6 +29,7 @@ from cloud.server.session import Sessions
 from headway.clock import MonotonicClock, ns_from_s
 from headway.config import Settings
 from headway.errors import HeadwayError
+from headway.outcome import RequestClass
 from headway.rpc.channel import server_options
 from headway.telemetry.metrics import Metrics, MetricsServer
 
@@ -36,6 +37,7 @@ __all__ = ["ObservedPolicy", "Server"]
 
 # For statuses to reach their clients once everything has ended.
 _LAST_WORDS_S = 1.0
+_GAUGES_EVERY_S = 1.0
 
 
 class ObservedPolicy(Policy, Observed, Protocol):
@@ -88,6 +90,7 @@ class Server:
         self._robots = self._robot_service(tokenizer)
         self._health = Health((ROBOT_SERVICE, OPERATIONS_SERVICE))
         self._grpc: grpc.aio.Server | None = None
+        self._gauges: asyncio.Task[None] | None = None
 
     @property
     def num_open_calls(self) -> int:
@@ -148,6 +151,9 @@ class Server:
             server, self._grpc = self._grpc, None
             await server.stop(_LAST_WORDS_S if grace_s else 0)
         await self.dispatcher.stop()
+        if self._gauges is not None:
+            self._gauges.cancel()
+            self._gauges = None
         if self._metrics_server is not None:
             self._metrics_server.close()
             self._metrics_server = None
@@ -171,6 +177,30 @@ class Server:
             reflection.enable_server_reflection(names, server)
         await server.start()
         self._tell_health()
+        if self._metrics_server is not None:
+            self._gauges = asyncio.create_task(self._set_gauges())
+
+    async def _set_gauges(self) -> None:
+        """Tells metrics how much there is of everything, now and then, for ever.
+
+        From here and not when Prometheus asks: that is on another thread.
+        """
+        while True:
+            snapshot = self._policy.snapshot(self._clock.now_ns())
+            for request_class in RequestClass:
+                ours = [one for one in snapshot.tenants if one.request_class is request_class]
+                self._metrics.set_load(
+                    request_class,
+                    running=sum(one.num_running for one in ours),
+                    waiting=sum(one.num_waiting for one in ours),
+                )
+            usage = {
+                one.replica_id: one.blocks_held / one.blocks_total for one in snapshot.replicas
+            }
+            for replica in self.dispatcher.replicas:
+                name = replica.replica_id
+                self._metrics.set_replica(name, is_up=replica.is_up, kv_usage=usage.get(name, 0.0))
+            await asyncio.sleep(_GAUGES_EVERY_S)
 
     def _tell_health(self) -> None:
         self._health.tell(is_serving=self.dispatcher.has_engine)

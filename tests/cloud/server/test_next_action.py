@@ -309,3 +309,37 @@ async def test_more_calls_than_allowed_are_refused_and_counted_right() -> None:
         assert (await calls[1]).steps
         for _ in range(5):
             assert (await running.next_action(observation())).steps
+
+
+async def test_message_limit_is_exact() -> None:
+    """A message of the largest size is read; one byte more is refused by gRPC itself."""
+    limit = 4096
+    config = settings(server__max_message_bytes=limit)
+    async with running_server(config, make_engine=ScriptedEngine, policy=FifoPolicy()) as running:
+        request = robot_pb2.NextActionRequest(
+            robot_id="r1", embodiment="diff_drive", observation=observation()
+        )
+        spare = limit - request.ByteSize()
+        data = request.SerializeToString()
+        # An unknown field (15, bytes) is skipped by every parser of protobuf.
+        padding = b"\x7a" + _varint(spare - 3) + bytes(spare - 3)
+        assert len(data + padding) == limit
+        send = running.raw_unary("NextAction")
+        assert await send(data + padding)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await send(data + b"\x7a" + _varint(spare - 2) + bytes(spare - 2))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await send(data)
+
+
+def _varint(value: int) -> bytes:
+    """A number of 128 to 16,383 as protobuf writes it."""
+    return bytes([value & 0x7F | 0x80, value >> 7])
+
+
+async def test_metadata_beyond_the_limit_is_refused(running: RunningServer) -> None:
+    """20 KB of it: RESOURCE_EXHAUSTED, and the next call is served."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await running.next_action(observation(), metadata=(("x-junk", "j" * 20_000),))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await running.next_action(observation(), metadata=(("x-small", "s"),))).steps

@@ -237,5 +237,6 @@ def test_metrics_are_served_where_asked_for(serve: Serve) -> None:
         ask(RobotServiceStub(channel), "obs-1").result(30)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
-    line = 'headway_requests_admitted_total{class="interactive",tenant="default"} 1.0'
-    assert line in text.splitlines()
+    lines = text.splitlines()
+    assert 'headway_requests_admitted_total{class="interactive",tenant="default"} 1.0' in lines
+    assert 'headway_replica_up{replica="replica-0"} 1.0' in lines
