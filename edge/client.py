@@ -20,6 +20,7 @@ from headway.rpc.errors import (
     CallError,
     DeadlineMissedError,
     InvalidRequestError,
+    RejectedError,
     UnavailableError,
 )
 from headway.rpc.status import duration_from_ns, error_from_rpc
@@ -72,6 +73,7 @@ class RobotClient:
         self._clock = clock if clock is not None else MonotonicClock()
         self._margin = NetworkMargin()
         self._margin_lock = threading.Lock()
+        self._is_first_word = True
         self._is_closed = threading.Event()
 
     @classmethod
@@ -197,12 +199,13 @@ class RobotClient:
         try:
             response = self._stub.NextAction(request, timeout=s_from_ns(left_ns))
         except (grpc.RpcError, ValueError) as error:
-            raise self._error(error) from error
+            meant = self._error(error)
+            self._learn_from_no(meant, sent_ns)
+            raise meant from error
         now_ns = self._clock.now_ns()
         action = action_from_wire(response.action, observation.observation_id, now_ns - start_ns)
         # A late answer is no action, but still tells how slow the network is.
-        with self._margin_lock:
-            self._margin.observe(now_ns - sent_ns, action.timings.total_ns)
+        self._learn(now_ns - sent_ns, action.timings.total_ns)
         if now_ns > deadline_ns:
             raise _missed(start_ns, deadline_ns, now_ns)
         return action
@@ -239,11 +242,24 @@ class RobotClient:
             return UnavailableError("this client was closed during the call")
         if isinstance(error, ValueError):
             raise error
-        meant = error_from_rpc(error)
-        if isinstance(meant, DeadlineMissedError) and meant.reason is None:
+        return error_from_rpc(error)
+
+    def _learn_from_no(self, no: CallError, sent_ns: int) -> None:
+        """What a "no" tells of the network."""
+        if isinstance(no, RejectedError):
+            # Refused at once: next to all of the time is the network's. Without
+            # this, a margin that is too large would be refused for ever.
+            self._learn(self._clock.now_ns() - sent_ns, 0)
+        elif isinstance(no, DeadlineMissedError) and no.reason is None:
             with self._margin_lock:
                 self._margin.observe_silence()
-        return meant
+
+    def _learn(self, round_trip_ns: int, server_ns: int) -> None:
+        with self._margin_lock:
+            # The first word took the making of the connection as well.
+            if not self._is_first_word:
+                self._margin.observe(round_trip_ns, server_ns)
+            self._is_first_word = False
 
 
 def _budget_ns(budget_s: float) -> int:

@@ -19,7 +19,7 @@ __all__ = ["Pilot", "run_pilot"]
 _PATIENCE_S = 30.0
 _NUM_ASKED = 7
 _BUDGET_GRAIN_S = 0.05
-_MIN_BUDGET_S = 0.3
+_MIN_BUDGET_S = 0.4
 _MIN_VISITORS, _MAX_VISITORS = 8, 20
 
 
@@ -32,8 +32,8 @@ class Pilot:
 
     @property
     def budget_s(self) -> float:
-        """Four times what an action takes, in whole 50 ms, and no less than 300 ms."""
-        grains = math.ceil(4 * s_from_ns(self.action_ns) / _BUDGET_GRAIN_S)
+        """Five times what an action takes, in whole 50 ms, and no less than 400 ms."""
+        grains = math.ceil(5 * s_from_ns(self.action_ns) / _BUDGET_GRAIN_S)
         return max(_MIN_BUDGET_S, round(grains * _BUDGET_GRAIN_S, 2))
 
     @property

@@ -72,7 +72,7 @@ def _group(who: str, tally: Tally, budget_ms: float) -> list[str]:
         told = tally.refusal_percentile_ns(0.99) or 0
         lines.append(f"    {refused:5} refused, 99 of 100 told within {told / 1e6:.0f} ms:")
         lines += _why(tally.reasons)
-    lines.append(f"    {late:5} late")
+    lines.append(f"    {late:5} came late")
     if other:
         lines.append(f"    {other:5} failed, or found no server")
     return lines
@@ -100,20 +100,21 @@ def _meaning(measures: FleetMeasures) -> list[str]:
     both = (measures.residents, measures.visitors)
     refused = sum(tally.kinds[AnswerKind.REFUSED] for tally in both)
     late = sum(tally.kinds[AnswerKind.LATE] for tally in both)
-    in_time = sum(tally.kinds[AnswerKind.IN_TIME] for tally in both)
     lines = []
-    if not in_time:
-        lines += [
-            "  Nothing was answered in time: this machine is too busy or too slow for that.",
-            "  Close what else runs on it, and try again.",
-        ]
-    elif late:
+    if late:
         lines += [
             f"  {late} came too late, after they had been promised. Late is as bad as never for a",
             "  robot, so each of these is a fault: this machine was busy with other things,",
             "  or its step times changed faster than they were measured.",
         ]
-    else:
+    if 2 * measures.residents.kinds[AnswerKind.IN_TIME] < measures.residents.num_asked:
+        return [
+            *lines,
+            "  Fewer than half were answered in time: this machine is too slow, or so busy with",
+            "  other things that its step times vary too much to promise anything.",
+            "  Close what else runs on it, and try again.",
+        ]
+    if not late:
         lines += [
             "  No answer came late. What the server took on, it finished in time, although",
             "  batch work would have kept the machine busy all the time.",
@@ -121,7 +122,7 @@ def _meaning(measures: FleetMeasures) -> list[str]:
     if refused:
         lines += [
             "  What it could not finish in time it refused at once, so that the robot had",
-            "  almost its whole budget left to slow down or to decide for itself.",
+            "  most of its budget left to slow down or to decide for itself.",
         ]
     return lines
 

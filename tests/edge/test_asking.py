@@ -105,7 +105,7 @@ def test_stop_ends_it_and_every_question_was_answered() -> None:
 
     with ScriptedRobotServer() as server, RobotClient.connect(server.address) as client:
         robot = DiffDriveRobot("r", 1, 0)
-        AskingLoop(client, robot, rate_hz=100, budget_s=0.5, on_answer=show).run(stop)
+        AskingLoop(client, robot, rate_hz=12, budget_s=5, on_answer=show).run(stop)
         assert len(server.requests) == len(answers)
     assert all(answer.kind is AnswerKind.IN_TIME for answer in answers)
 

@@ -69,7 +69,7 @@ def test_the_observation_arrives_whole() -> None:
 
 
 def test_the_budget_that_is_sent_leaves_out_the_measured_network_time() -> None:
-    """After answers whose round trip is 50 ms of network, the server gets at least that less."""
+    """50 ms of network: R + 4·R/2 = 150 ms (RFC 6298); the connecting call is no measure."""
     clock = VirtualClock()
 
     def after_50_ms_of_network(
@@ -81,14 +81,48 @@ def test_the_budget_that_is_sent_leaves_out_the_measured_network_time() -> None:
     with ScriptedRobotServer([after_50_ms_of_network]) as server:
         channel = grpc.insecure_channel(server.address, options=channel_options())
         with RobotClient(channel, robot_id="r", embodiment="diff_drive", clock=clock) as client:
-            for _ in range(2):
+            for _ in range(3):
                 client.next_action(observation(), budget_s=1)
-    first, second = (r.observation.budget.ToNanoseconds() for r in server.requests)
-    # Nothing is known at first: RFC 6298's granularity alone. Then R + 4·R/2.
-    assert first == 999 * MS
-    assert second == 1_000 * MS - 150 * MS
+    sent = [request.observation.budget.ToNanoseconds() for request in server.requests]
+    # Nothing is known at first: RFC 6298's granularity alone.
+    assert sent == [999 * MS, 999 * MS, 850 * MS]
     # The robot's own deadline is told to gRPC in full: the downlink is inside it.
     assert all(left > 0.9 for left in server.time_left_s)
+
+
+def test_refusals_bring_a_margin_back_that_had_become_too_large() -> None:
+    """A slow moment must not be the reason for refusals for ever after."""
+    clock = VirtualClock()
+
+    def slow_moment(
+        request: robot_pb2.NextActionRequest, context: grpc.ServicerContext
+    ) -> robot_pb2.ActionChunk:
+        clock.advance(400 * MS)
+        return action_chunk(request.observation.observation_id)
+
+    def needs_800_ms(
+        request: robot_pb2.NextActionRequest, context: grpc.ServicerContext
+    ) -> robot_pb2.ActionChunk:
+        clock.advance(2 * MS)
+        if request.observation.budget.ToNanoseconds() < 800 * MS:
+            refuse(context, Reason.LATE)
+        return action_chunk(request.observation.observation_id)
+
+    refusals = 0
+    with ScriptedRobotServer([needs_800_ms, slow_moment, needs_800_ms]) as server:
+        channel = grpc.insecure_channel(server.address, options=channel_options())
+        with RobotClient(channel, robot_id="r", embodiment="diff_drive", clock=clock) as client:
+            for _ in range(2):
+                client.next_action(observation(), budget_s=1)
+            for _ in range(40):
+                try:
+                    client.next_action(observation(), budget_s=1)
+                    break
+                except RejectedError:
+                    refusals += 1
+            else:
+                pytest.fail("refused for ever")
+    assert refusals > 0
 
 
 @pytest.mark.parametrize("budget_s", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e-10, 1e9])

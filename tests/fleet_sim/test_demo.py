@@ -66,8 +66,10 @@ def test_ends_with_a_summary_that_adds_up() -> None:
     assert "\x1b" not in output  # Not a terminal: no control sequences.
     assert max(map(len, output.splitlines())) <= 80
     asked = [int(n) for n in re.findall(r"asked (\d+) times", output)]
-    # "(n) answered in time", "(n) refused", "(n) late", "(n) failed".
-    ended = [int(n) for n in re.findall(r"^ +(\d+) (?:answered|refused|late|failed)", output, re.M)]
+    # "(n) answered in time", "(n) refused", "(n) came late", "(n) failed".
+    ended = [
+        int(n) for n in re.findall(r"^ +(\d+) (?:answered|refused|came late|failed)", output, re.M)
+    ]
     assert len(asked) == 2  # Residents, and the visitors of the burst.
     assert sum(asked) == sum(ended)
     # Two robots, once a second, for four seconds; a question more each where the

@@ -15,7 +15,7 @@ from headway.rpc.status import duration_from_ns, refusal
 from headway.v1 import robot_pb2
 from headway.v1.robot_pb2_grpc import RobotServiceServicer, add_RobotServiceServicer_to_server
 
-__all__ = ["ScriptedRobotServer", "action_chunk", "refuse"]
+__all__ = ["Script", "ScriptedRobotServer", "action_chunk", "refuse"]
 
 # What the server does with one request: an answer, or an abort.
 Script = Callable[[robot_pb2.NextActionRequest, grpc.ServicerContext], robot_pb2.ActionChunk]
