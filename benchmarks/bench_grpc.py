@@ -12,6 +12,7 @@ the scheduler's and the engine's affair; its figure is printed beside.
 
 import argparse
 import asyncio
+import gc
 import subprocess
 import sys
 import time
@@ -153,6 +154,8 @@ async def serve_product(chunk_steps: int) -> None:
     configure_logging("json", "info")
     server = Server(settings)
     await server.start()
+    gc.collect()
+    gc.freeze()  # As `headway serve` does.
     print(server.port, flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await server.stop(grace_s=0)

@@ -28,13 +28,15 @@ class ActionCall(Call):
         observation_id: of the robot.
         embodiment: of the robot.
         robot: (tenant, robot id).
+        tell_owner: told the end, once `ActionRequests` has forgotten the call.
     """
 
-    __slots__ = ("embodiment", "observation_id", "robot")
+    __slots__ = ("embodiment", "observation_id", "robot", "tell_owner")
 
     observation_id: str
     embodiment: Embodiment
     robot: tuple[str, str]
+    tell_owner: "Callable[[ActionCall], None]"
 
 
 class ActionRequests:
@@ -80,7 +82,7 @@ class ActionRequests:
         *,
         arrived_ns: int,
         call_deadline_ns: int | None,
-        on_ended: Callable[[Call], None],
+        on_ended: Callable[[ActionCall], None],
         prefix: str = "observation.",
     ) -> ActionCall:
         """Asks for the actions that answer `observation`.
@@ -127,26 +129,34 @@ class ActionRequests:
             request,
             EngineRequest(request_id, prompt, self._sampling),
             arrived_ns,
-            on_ended,
+            self._ended,
             label=f"{robot_id}/{observation.observation_id}",
         )
         call.observation_id = observation.observation_id
         call.embodiment = embodiment
         call.robot = robot
+        call.tell_owner = on_ended
+        self._live.setdefault(robot, []).append(call)
         answer = self._dispatcher.submit(call)
         if isinstance(answer, Rejected):
+            self._forget(call)
             raise CallRefused.of_rejected(answer)
-        self._live.setdefault(robot, []).append(call)
         return call
 
     def release(self, call: ActionCall) -> None:
         """Lets go of a call, however it stands. May be called twice."""
         self._dispatcher.cancel(call)
-        live = self._live.get(call.robot, [])
-        if call in live:
-            live.remove(call)
-            if not live:
-                del self._live[call.robot]
+
+    def _ended(self, call: Call) -> None:
+        if isinstance(call, ActionCall):
+            self._forget(call)
+            call.tell_owner(call)
+
+    def _forget(self, call: ActionCall) -> None:
+        live = self._live[call.robot]
+        live.remove(call)
+        if not live:
+            del self._live[call.robot]
 
     def _superseded_by_next(self, robot: tuple[str, str]) -> str:
         """Id of the live request whose place the robot's next one takes, or empty.
@@ -155,7 +165,7 @@ class ActionRequests:
         given up for a newer one, or a robot that asks faster than it is answered
         would never be answered.
         """
-        live = [call for call in self._live.get(robot, ()) if call.ended is None]
+        live = self._live.get(robot, ())
         if len(live) > 1 or (live and not live[0].is_started):
             return live[-1].request.request_id
         return ""

@@ -9,10 +9,9 @@ import asyncio
 import grpc
 
 from cloud.server.calls import CallGate, Context
-from cloud.server.dispatcher import Call
 from cloud.server.generate import Generate
 from cloud.server.identity import Identity
-from cloud.server.next_action import ActionRequests
+from cloud.server.next_action import ActionCall, ActionRequests
 from cloud.server.session import Sessions
 from cloud.server.validation import check_id, parse
 from headway.clock import Clock, ns_from_s
@@ -72,7 +71,7 @@ class RobotService:
         requests = self._requests
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def on_ended(call: Call) -> None:
+        def on_ended(call: ActionCall) -> None:
             del call
             if not done.done():
                 done.set_result(None)

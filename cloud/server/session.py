@@ -16,7 +16,6 @@ import structlog
 
 from cloud.server.action import Embodiment
 from cloud.server.calls import Context
-from cloud.server.dispatcher import Call
 from cloud.server.identity import Identity
 from cloud.server.next_action import ActionCall, ActionRequests
 from cloud.server.refused import CallRefused, rejection
@@ -206,9 +205,9 @@ class RobotSession:
         if call.ended is None:
             self._live.add(call)
 
-    def _ended(self, call: Call) -> None:
-        if isinstance(call, ActionCall) and not self._end.done():
-            self._live.discard(call)
+    def _ended(self, call: ActionCall) -> None:
+        self._live.discard(call)
+        if not self._end.done():
             self._send(call)
 
     def _refuse(self, observation_id: str, refused: CallRefused) -> None:
@@ -253,7 +252,6 @@ class RobotSession:
             self._sessions.requests.fill(response.action, answer)
         except CallRefused as refused:
             response.rejection.CopyFrom(rejection(answer.observation_id, refused))
-        self._sessions.requests.release(answer)
         return response
 
     async def _watch(self) -> None:

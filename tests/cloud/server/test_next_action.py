@@ -9,7 +9,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from cloud.scheduler.types import Rejected
+from cloud.scheduler.types import Rejected, StepPlan
 from headway.outcome import Reason
 from headway.rpc.errors import (
     CallError,
@@ -309,6 +309,28 @@ async def test_more_calls_than_allowed_are_refused_and_counted_right() -> None:
         assert (await calls[1]).steps
         for _ in range(5):
             assert (await running.next_action(observation())).steps
+
+
+class BuggyPolicy(FifoPolicy):
+    """Falls over when it is to plan."""
+
+    def plan(self, replica_id: str, now_ns: int) -> StepPlan:
+        """Raises."""
+        raise RuntimeError("a bug")
+
+
+async def test_bug_of_the_scheduler_ends_the_server_and_its_calls() -> None:
+    """Nobody is left waiting, and no word of it goes out."""
+    async with running_server(
+        settings(), make_engine=ScriptedEngine, policy=BuggyPolicy()
+    ) as running:
+        call = asyncio.ensure_future(running.next_action(observation()))
+        with pytest.raises(RuntimeError, match="a bug"):
+            await asyncio.wait_for(running.server.run(), 30)
+        await running.server.stop(grace_s=0.01)
+        error = await refused(call)
+        assert type(error) is UnavailableError
+        assert "bug" not in error.message
 
 
 async def test_message_limit_is_exact() -> None:

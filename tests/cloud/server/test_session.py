@@ -292,4 +292,5 @@ async def test_dropped_streams_leave_nothing_behind() -> None:
         await until(lambda: running.server.num_open_calls == 0)
         await asyncio.wait_for(running.server.dispatcher.wait_idle(), 30)
         assert running.server.num_open_sessions == 0
+        assert not running.server._robots._requests._live
         await until(lambda: len(asyncio.all_tasks()) <= before)
