@@ -10,7 +10,8 @@ import pytest
 
 from cloud.scheduler.types import Rejected
 from headway.outcome import Reason
-from headway.rpc.errors import InvalidRequestError, UnavailableError
+from headway.rpc.errors import CallError, InvalidRequestError, UnavailableError
+from headway.rpc.status import error_from_rpc
 from headway.v1 import robot_pb2
 from tests.support.fifo_policy import FifoPolicy
 from tests.support.running_server import (
@@ -294,3 +295,30 @@ async def test_dropped_streams_leave_nothing_behind() -> None:
         assert running.server.num_open_sessions == 0
         assert not running.server._robots._requests._live
         await until(lambda: len(asyncio.all_tasks()) <= before)
+
+
+async def write_error(stream: Any, message: Any) -> CallError:
+    """What writing the same for ever raises."""
+    try:
+        for _ in range(100_000):
+            await stream.write(message)
+    except grpc.aio.AioRpcError as error:
+        return error_from_rpc(error)
+    raise AssertionError("everything was taken")
+
+
+async def test_robot_that_reads_nothing_is_dropped_and_others_are_served() -> None:
+    """What waits for it is bounded; the bound ends its stream and nobody else's."""
+    config = settings(server__send_queue_messages=8)
+    async with (
+        running_server(config, make_engine=ScriptedEngine, policy=FifoPolicy()) as running,
+        greeted(running, "deaf") as deaf,
+        greeted(running, "r2") as other,
+    ):
+        # Refusals, 150 bytes each: more than fills every buffer of the network.
+        wrong = ask("x" * 64, budget_s=0.0)
+        error = await write_error(deaf, wrong)
+        assert error.reason is Reason.CANCELLED
+        assert "unread" in error.message
+        await other.write(ask("obs-1"))
+        assert (await answer(other)).action.observation_id == "obs-1"
