@@ -13,8 +13,9 @@ from cloud.scheduler.request_state import NEVER_NS, LiveRequest
 
 __all__ = ["Late", "Placement", "SchedulabilityTest"]
 
-# With more waiting than this, the fluid test stands in for the roll-forward.
-_FORECAST_LIMIT = 48
+# With more waiting than this, by class, the fluid test stands in for the
+# roll-forward. Interactive promises are hard, and those that can be kept are few.
+_FORECAST_LIMITS = (256, 48)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class SchedulabilityTest:
         alone_ns = self._alone_ns(newcomer, replica, now_ns, stretch)
         if alone_ns > newcomer.deadline_ns:
             return self._is_late(Forecast(alone_ns), newcomer, replica, now_ns)
-        if sum(map(len, replica.waiting[: newcomer.rank + 1])) > _FORECAST_LIMIT:
+        if sum(map(len, replica.waiting[: newcomer.rank + 1])) > _FORECAST_LIMITS[newcomer.rank]:
             found = fluid_forecast(
                 replica,
                 self._config,

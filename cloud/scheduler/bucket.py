@@ -46,6 +46,12 @@ class TokenBucket:
             return 0
         return None if tokens > self._burst else math.ceil(lacking / self._rate_per_ns)
 
+    def positive_from_ns(self) -> int | None:
+        """Instant from which the level is above zero; None where it was when last looked at."""
+        if self._level > 0 or not self.is_limited:
+            return None
+        return self._updated_ns + math.floor(-self._level / self._rate_per_ns) + 1
+
     def draw(self, tokens: float, now_ns: int) -> None:
         """Takes `tokens`, below zero if need be."""
         if self.is_limited:

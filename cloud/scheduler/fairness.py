@@ -14,11 +14,41 @@ from headway.outcome import Reason
 __all__ = ["Account", "Accounts"]
 
 
+class WindowedMost:
+    """The largest value noted within a window, which ends one to two windows ago."""
+
+    __slots__ = ("_before", "_now", "_started_ns", "_window_ns")
+
+    def __init__(self, window_ns: int) -> None:
+        self._window_ns = max(1, window_ns)
+        self._started_ns = 0
+        self._now = self._before = 0.0
+
+    def note(self, value: float, now_ns: int) -> None:
+        """Notes a value."""
+        self._roll(now_ns)
+        self._now = max(self._now, value)
+
+    def most(self, now_ns: int) -> float:
+        """The largest one; 0 where there was none."""
+        self._roll(now_ns)
+        return max(self._now, self._before)
+
+    def _roll(self, now_ns: int) -> None:
+        passed = (now_ns - self._started_ns) // self._window_ns
+        if passed > 0:
+            self._before = self._now if passed == 1 else 0.0
+            self._now = 0.0
+            self._started_ns += passed * self._window_ns
+
+
 class Account:
     """One tenant's standing and counts in one class, over all replicas."""
 
     __slots__ = (
+        "_service",
         "admitted",
+        "asked",
         "cancelled",
         "completed",
         "counter",
@@ -32,20 +62,20 @@ class Account:
         "promised_ns",
         "prompt_tokens",
         "rank",
-        "refused_ns",
         "rejected",
         "tenant",
         "weight",
         "yielded",
     )
 
-    def __init__(self, rank: int, tenant: str, weight: float) -> None:
+    def __init__(self, rank: int, tenant: str, weight: float, demand_window_ns: int) -> None:
         self.rank = rank
         self.tenant = tenant
         self.weight = weight
         self.counter = 0.0  # Weighted tokens served, over the weight.
         self.promised_ns = 0.0  # Predicted time of its promised work that is not done.
-        self.refused_ns: int | None = None  # When it was last refused for want of room.
+        # Its promised work and what it asked for besides, predicted time.
+        self.asked = WindowedMost(demand_window_ns)
         self.num_waiting = 0
         self.num_running = 0
         self.admitted = 0
@@ -59,6 +89,19 @@ class Account:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.preemptions = 0
+        # (decayed sum, seen so far, when)
+        self._service: tuple[float, float, int] = (0.0, 0.0, 0)
+
+    def recent_service(self, config: SchedulerConfig, now_ns: int) -> float:
+        """Weighted tokens served, those of a demand window ago counting half."""
+        served = (
+            config.prompt_weight * self.prompt_tokens + config.output_weight * self.output_tokens
+        )
+        recent, seen, at_ns = self._service
+        keep: float = 0.5 ** ((now_ns - at_ns) / max(1, config.demand_window_ns))
+        recent = recent * keep + served - seen
+        self._service = (recent, served, now_ns)
+        return recent
 
     @property
     def num_live(self) -> int:
@@ -88,7 +131,8 @@ class Accounts:
         """The account, made at first use."""
         account = self._accounts.get((rank, tenant))
         if account is None:
-            account = Account(rank, tenant, self._config.of_tenant(tenant).weight)
+            weight = self._config.of_tenant(tenant).weight
+            account = Account(rank, tenant, weight, self._config.demand_window_ns)
             self._accounts[rank, tenant] = account
         return account
 
@@ -116,15 +160,43 @@ class Accounts:
             self._idle_counter[account.rank] = account.counter
 
     def share_of(self, account: Account, now_ns: int) -> float:
-        """The tenant's weighted share of its class among those that want service, 0 to 1.
-
-        Wants service: has live work, or was refused within the demand window.
-        """
-        since_ns = now_ns - self._config.demand_window_ns
-        total = account.weight
-        for other in self._accounts.values():
-            if other.rank != account.rank or other is account:
-                continue
-            if other.num_live or (other.refused_ns is not None and other.refused_ns >= since_ns):
-                total += other.weight
+        """The tenant's weighted share of its class among those that want service, 0 to 1."""
+        total = account.weight + sum(other.weight for other in self._rivals(account, now_ns))
         return account.weight / total
+
+    def is_behind(self, account: Account, now_ns: int) -> bool:
+        """Whether the tenant was served less than its share of late.
+
+        Of what it and those that want service besides were served, older service
+        counting less.
+        """
+        config = self._config
+        rivals = self._rivals(account, now_ns)
+        own = account.recent_service(config, now_ns)
+        total = own + sum(other.recent_service(config, now_ns) for other in rivals)
+        weights = account.weight + sum(other.weight for other in rivals)
+        return own * weights < total * account.weight
+
+    def claims_ns(self, account: Account, room_ns: float, now_ns: int) -> float:
+        """What the others that want service may claim of `room_ns` of promised work.
+
+        What each one asked for at most at a time within the demand window, and
+        no more than its share.
+        """
+        rivals = self._rivals(account, now_ns)
+        total = account.weight + sum(other.weight for other in rivals)
+        return sum(
+            min(room_ns * other.weight / total, other.asked.most(now_ns)) for other in rivals
+        )
+
+    def _rivals(self, account: Account, now_ns: int) -> list[Account]:
+        """The other tenants of the class that have live work or asked for service
+        within the demand window, refused or not.
+        """
+        return [
+            other
+            for other in self._accounts.values()
+            if other.rank == account.rank
+            and other is not account
+            and (other.num_live or other.asked.most(now_ns) > 0)
+        ]

@@ -8,7 +8,7 @@ time until then.
 from __future__ import annotations
 
 from cloud.scheduler.config import SchedulerConfig
-from cloud.scheduler.demand import bucket_start_ns
+from cloud.scheduler.demand import Due, bucket_start_ns
 from cloud.scheduler.forecast import Forecast
 from cloud.scheduler.replica import Replica
 from cloud.scheduler.request_state import NEVER_NS, LiveRequest
@@ -28,40 +28,106 @@ def fluid_forecast(
     """As `forecast`, for any number of waiting requests: steps at the target, filled
     to the brim, and slots that each output token holds for one of them.
     """
-    rank = newcomer.rank
-    base_ns = replica.cost.t0_ns + sum(map(replica.decode_cost_ns, range(rank + 1)))
-    # Of a full step this share is left for prefills; a tenth where decodes fill it.
-    speed = max(0.1, 1 - base_ns / target_ns)
-    start_ns = replica.step_end_ns(now_ns)
-    ahead_ns, outputs = 0.0, 0
-    for upper in range(rank + 1):
-        for live in replica.prefilling[upper]:
-            ahead_ns += replica.cost.chunk_ns(live.computed, live.prefill_left)
-            outputs += live.max_output - live.num_output
-        outputs += sum(live.max_output - live.num_output for live in replica.decoding[upper])
-    for queue in replica.waiting[:rank]:
-        _, work, tokens = queue.demand.cumulative()
-        ahead_ns += work[-1] if work else 0.0
-        outputs += tokens[-1] if tokens else 0
-
-    def done_ns(work_ns: float, tokens: int) -> int:
-        by_time_ns = work_ns / speed
-        by_slots_ns = max(0, tokens // config.max_running - 1) * target_ns
-        return start_ns + int(stretch * max(by_time_ns, by_slots_ns))
-
-    starts, work, tokens = replica.waiting[rank].demand.cumulative()
-    own_key = bucket_start_ns(newcomer.deadline_ns)
-    before_ns, before_tokens = 0.0, 0
-    for start, work_ns, num in zip(starts, work, tokens, strict=True):
-        if start <= own_key:
-            before_ns, before_tokens = work_ns, num
+    view = _View(replica, config, newcomer, now_ns, stretch, target_ns)
+    own = Due(
+        work_ns=newcomer.demand_ns,
+        outputs=newcomer.max_output,
+        held=newcomer.max_output * newcomer.kv_tokens_at_most,
+    )
+    own_start_ns = bucket_start_ns(newcomer.deadline_ns)
+    before = Due()
+    buckets = replica.waiting[newcomer.rank].demand.cumulative()
+    for due in buckets:
+        if due.start_ns <= own_start_ns:
+            before = due
             continue
-        with_it = done_ns(
-            ahead_ns + work_ns + newcomer.demand_ns, outputs + num + newcomer.max_output
+        with_it_ns = view.done_ns(due.plus(own))
+        if with_it_ns > due.start_ns >= view.done_ns(due):
+            victim = replica.waiting[newcomer.rank].first_due_from(due.start_ns)
+            return Forecast(NEVER_NS, victim, with_it_ns)
+    behind_ns = (buckets[-1].work_ns if buckets else 0.0) - before.work_ns
+    # Its own output comes after its prefill; before that only its room counts.
+    first_ns = view.done_ns(before.plus(own._replace(outputs=0, held=0)))
+    return Forecast(first_ns + view.decode_ns(newcomer, behind_ns))
+
+
+class _View:
+    """A replica's load as a fluid, as far as it can delay a newcomer."""
+
+    __slots__ = (
+        "_ahead",
+        "_base_ns",
+        "_cost",
+        "_full_ns",
+        "_room",
+        "_running",
+        "_slots",
+        "_start_ns",
+        "_stretch",
+        "_target_ns",
+    )
+
+    def __init__(
+        self,
+        replica: Replica,
+        config: SchedulerConfig,
+        newcomer: LiveRequest,
+        now_ns: int,
+        stretch: float,
+        target_ns: float,
+    ) -> None:
+        ranks = range(newcomer.rank + 1)
+        self._cost = cost = replica.cost
+        self._slots = config.max_running
+        self._stretch = stretch
+        self._target_ns = target_ns
+        self._start_ns = replica.step_end_ns(now_ns)
+        # A step with decodes alone: as they are now, and with every slot taken.
+        self._base_ns = cost.t0_ns + sum(map(replica.decode_cost_ns, ranks))
+        self._full_ns = cost.t0_ns + self._slots * (
+            cost.decode_ns + cost.kv_ns * newcomer.total_tokens
         )
-        if with_it > start >= done_ns(ahead_ns + work_ns, outputs + num):
-            victim = replica.waiting[rank].first_due_from(start)
-            return Forecast(NEVER_NS, victim, with_it)
-    tail_ns = (newcomer.max_output - 1) * target_ns if newcomer.covers_last else 0.0
-    finish_ns = done_ns(ahead_ns + before_ns + newcomer.demand_ns, outputs + before_tokens)
-    return Forecast(finish_ns + int(stretch * tail_ns))
+        self._room = replica.pool.num_blocks * replica.pool.block_tokens
+        self._ahead = Due()
+        self._running = Due()
+        for rank in ranks:
+            for live in (*replica.prefilling[rank], *replica.decoding[rank]):
+                left = live.max_output - live.num_output
+                prefill_ns = 0.0
+                if live in replica.prefilling[rank]:
+                    prefill_ns = cost.chunk_ns(live.computed, live.prefill_left)
+                self._running = self._running.plus(
+                    Due(0, prefill_ns, left, left * live.kv_tokens_at_most)
+                )
+        for queue in replica.waiting[: newcomer.rank]:
+            buckets = queue.demand.cumulative()
+            if buckets:
+                self._ahead = self._ahead.plus(buckets[-1])
+
+    def done_ns(self, due: Due) -> int:
+        """When the prefills of all that is due are done."""
+        due = due.plus(self._ahead)
+        work_ns = due.work_ns + self._running.work_ns
+        # Those ahead decode meanwhile, but never more of them than there are slots.
+        decoded_ns = work_ns + due.outputs * self._cost.decode_ns
+        by_time_ns = min(
+            decoded_ns / self._speed(self._base_ns), work_ns / self._speed(self._full_ns)
+        )
+        # Each slot gives a token a step, and KV is held for as many steps.
+        by_slots = (due.outputs + self._running.outputs) // self._slots - 1
+        by_room = (due.held + self._running.held) // self._room - 1
+        steps_ns = max(0, by_slots, by_room) * self._base_ns
+        return self._start_ns + int(self._stretch * max(by_time_ns, steps_ns))
+
+    def decode_ns(self, newcomer: LiveRequest, behind_ns: float) -> int:
+        """Its decodes, beside which prefills of those behind it go on."""
+        if not newcomer.covers_last:
+            return 0
+        steps = newcomer.max_output - newcomer.num_output - 1
+        step_ns = min(self._full_ns, self._base_ns + self._slots * self._cost.decode_ns)
+        room_ns = max(0.0, self._target_ns - step_ns)
+        return int(self._stretch * (steps * step_ns + min(behind_ns, steps * room_ns)))
+
+    def _speed(self, decodes_ns: float) -> float:
+        """Share of a full step that is left for prefills; a tenth where there is little."""
+        return max(0.1, 1 - decodes_ns / self._target_ns)

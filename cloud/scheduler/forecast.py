@@ -164,7 +164,6 @@ class _Roll:
         jobs: list[_Job] = []
         for rank in range(self._rank + 1):
             self._slots -= len(replica.decoding[rank]) + len(replica.prefilling[rank])
-            self._blocks -= replica.room_blocks[rank]
             for live in replica.decoding[rank]:
                 decodes = live.max_output - live.num_output - (flight is not None)
                 jobs.append(self._running(live, 0, live.computed, decodes))
@@ -188,9 +187,13 @@ class _Roll:
         self._pending.sort(key=lambda job: job.live.key)
         heapify(self._decoding)
 
-    @staticmethod
-    def _running(live: LiveRequest, prefill: int, context: int, decodes: int) -> _Job:
-        blocks = len(live.blocks) + live.reserved_blocks
+    def _running(self, live: LiveRequest, prefill: int, context: int, decodes: int) -> _Job:
+        # What it holds and has reserved, and what it may still grow to.
+        blocks = max(
+            len(live.blocks) + live.reserved_blocks,
+            blocks_for(live.kv_tokens_at_most, self._replica.pool.block_tokens),
+        )
+        self._blocks -= blocks
         return _Job(
             live,
             prefill=prefill,
@@ -211,7 +214,7 @@ class _Roll:
             prefill=live.total_tokens - context,
             context=context,
             decodes=live.max_output - live.num_output - 1,
-            blocks=blocks_for(live.tokens_to_join, pool.block_tokens),
+            blocks=blocks_for(live.kv_tokens_at_most, pool.block_tokens),
             is_running=False,
         )
 

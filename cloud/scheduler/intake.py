@@ -222,7 +222,6 @@ class Intake:
             live.max_output = degraded
             placement = self._test.place(live, eligible, now_ns, older)
         if isinstance(placement, Late):
-            live.account.refused_ns = now_ns
             return Refusal(
                 Reason.LATE, placement.message, placement.retry_after_ns, placement.predicted_ns
             )
@@ -242,33 +241,40 @@ class Intake:
     ) -> Refusal | None:
         """Caps a tenant's promised work while others want service too."""
         account = live.account
+        held_ns = account.promised_ns - (older.promised_ns if older is not None else 0.0)
+        account.asked.note(held_ns + live.promised_ns, now_ns)
         share = self._accounts.share_of(account, now_ns)
-        if share >= 1:
+        if share >= 1 or held_ns <= 0 or self._accounts.is_behind(account, now_ns):
             return None
-        span_ns = live.deadline_ns - now_ns
-        cost = eligible[0].cost
-        # Every step costs t0, which nobody's tokens pay for: a request of n steps
-        # leaves span - n·t0, and full steps leave that share of the target.
-        steps = live.max_output if live.covers_last else 1
-        target_ns = self._config.max_step_ns
-        room_ns = min(span_ns - steps * cost.t0_ns, span_ns * (1 - cost.t0_ns / target_ns))
-        room_ns *= len(eligible)
+        room_ns = self._room_ns(live, eligible, now_ns)
         bound_ns = (
             self._config.fairness_bound_tokens * live.promised_ns / self.weighted_tokens(live)
         )
-        # Never more than half of what the others may claim: who is under its
-        # share finds room beside a tenant that is over its own.
-        allowed_ns = share * room_ns + min(bound_ns, (1 - share) * room_ns / 2)
-        held_ns = account.promised_ns - (older.promised_ns if older is not None else 0.0)
+        # Beyond its share only what nobody else claims, and at most the bound.
+        unclaimed_ns = room_ns - self._accounts.claims_ns(account, room_ns, now_ns)
+        allowed_ns = max(share * room_ns, min(share * room_ns + bound_ns, unclaimed_ns))
         over_ns = held_ns + live.promised_ns - allowed_ns
-        if over_ns <= 0 or held_ns <= 0:
+        if over_ns <= 0:
             return None
-        account.refused_ns = now_ns
         return Refusal(
             Reason.FAIR_SHARE,
             f"tenant '{live.tenant}' has its share of {share:.0%} while others want service",
             max(1, round(over_ns / (share * len(eligible)))),
         )
+
+    def _room_ns(self, live: LiveRequest, eligible: list[Replica], now_ns: int) -> float:
+        """Promised work like this request's that fits into the time that it has.
+
+        A newcomer waits for a step; then every step costs t0, which nobody's
+        tokens pay for: one of n steps leaves span - n·t0, and full steps leave
+        that share of the target.
+        """
+        cost = eligible[0].cost
+        target_ns = self._config.longest_step_ns(live.rank)
+        span_ns = max(0, live.deadline_ns - now_ns - target_ns)
+        steps = live.max_output if live.covers_last else 1
+        room_ns = min(span_ns - steps * cost.t0_ns, span_ns * (1 - cost.t0_ns / target_ns))
+        return max(0.0, room_ns) * len(eligible)
 
     def bind(self, live: LiveRequest, older: LiveRequest | None, now_ns: int) -> Replica | None:
         """Another replica that can keep a promise already given, if there is one."""

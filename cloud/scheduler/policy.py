@@ -63,7 +63,9 @@ class Policy(Protocol):
         """Ends what can no longer make its deadline."""
 
     def next_expiry_ns(self) -> int | None:
-        """Earliest instant at which `advance` may end something."""
+        """Earliest instant at which `advance` may end something, or a plan may be
+        other than empty with nothing else having happened (a bucket has refilled).
+        """
 
     def has_work(self, replica_id: str) -> bool:
         """Whether a plan for the replica now may be other than empty."""

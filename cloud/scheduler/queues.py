@@ -125,6 +125,10 @@ class FairQueue:
         if not queue.num_waiting:
             del self._queues[name]
 
+    def has_tenant(self, tenant: str) -> bool:
+        """Whether something of the tenant waits."""
+        return (tenant, False) in self._queues or (tenant, True) in self._queues
+
     def has_any(self, is_eligible: Callable[[str, bool], bool]) -> bool:
         """Whether something eligible waits."""
         return any(is_eligible(tenant, is_long) for tenant, is_long in self._queues)

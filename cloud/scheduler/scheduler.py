@@ -244,6 +244,8 @@ class Scheduler(Policy):
 
     def advance(self, now_ns: int) -> tuple[Event, ...]:
         """Ends what can no longer make its deadline. See `Policy.advance`."""
+        for bucket in self._buckets.values():
+            bucket.level(now_ns)
         events: list[Event] = []
         expiries = self._expiries
         while expiries and expiries[0][0] <= now_ns:
@@ -275,7 +277,13 @@ class Scheduler(Policy):
             or expiries[0][2].is_met
         ):
             heappop(expiries)
-        return expiries[0][0] if expiries else None
+        instants = [expiries[0][0]] if expiries else []
+        for tenant, bucket in self._buckets.items():
+            if self._fair.has_tenant(tenant):
+                refilled_ns = bucket.positive_from_ns()
+                if refilled_ns is not None:
+                    instants.append(refilled_ns)
+        return min(instants, default=None)
 
     # --- steps ---
 

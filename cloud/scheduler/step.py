@@ -200,28 +200,40 @@ class StepComposer:
         may_join: bool,
     ) -> bool:
         """The class's prefills by deadline. Returns whether some are left over."""
-        is_left_over = False
-        target_ns = self._target_ns(replica, rank)
+        limits = (self._target_ns(replica, rank), hard_ns)
+        if not may_join:
+            is_short = self._go_on(replica, draft, replica.prefilling[rank], limits)
+            return is_short or replica.waiting[rank].head is not None
         for live in self._by_deadline(replica, rank):
-            is_waiting = live not in replica.running
-            if is_waiting:
-                if not may_join:
-                    is_left_over = True
-                    break
-                if not draft.fitting(live, target_ns, hard_ns=hard_ns):
+            if live not in replica.running:
+                if not draft.fitting(live, limits[0], hard_ns=hard_ns):
                     return True
                 if not self._join_promised(replica, live, now_ns):
-                    # No later one may take the room that comes free for this one.
-                    may_join = False
-                    is_left_over = True
-                    continue
-            num = draft.fitting(live, target_ns, hard_ns=hard_ns)
+                    # No later one may take the room that comes free for it; those
+                    # that have room already go on.
+                    later = [one for one in replica.prefilling[rank] if one.key > live.key]
+                    self._go_on(replica, draft, later, limits)
+                    return True
+            if self._go_on(replica, draft, [live], limits):
+                return True
+        return False
+
+    def _go_on(
+        self,
+        replica: Replica,
+        draft: StepDraft,
+        lives: list[LiveRequest],
+        limits: tuple[float, float],
+    ) -> bool:
+        """Gives step time to running prefills, in order. Returns whether it was too little."""
+        for live in lives:
             left = live.prefill_left
+            num = draft.fitting(live, limits[0], hard_ns=limits[1])
             if num:
                 self._add_chunk(replica, draft, live, num)
             if num < left:
                 return True
-        return is_left_over
+        return False
 
     @staticmethod
     def _by_deadline(replica: Replica, rank: int) -> Iterator[LiveRequest]:
