@@ -116,11 +116,13 @@ def _run(
         num_batch=_NUM_BATCH,
     )
     start_s = time.monotonic()
-    with _operations(server.address) as status_of:
-        with screen_for(console) as screen, load:
+    with _operations(server.address) as status_of, screen_for(console) as screen:
+        with load:
             _watch(plan, stop, server, load, measures, status_of, screen)
         elapsed_s = time.monotonic() - start_s
         status = status_of.get()
+        # Once more: by now every question has its answer.
+        screen.show(View(elapsed_s, seconds, "The end", status, measures))
     console.print()
     lines = summary_lines(
         measures,
@@ -186,7 +188,6 @@ def _watch(
             return
         screen.show(View(elapsed_s, plan.seconds, plan.phase(elapsed_s), status_of.get(), measures))
         stop.sleep(min(_FRAME_S, max(0.0, start_s + plan.seconds - time.monotonic())))
-    screen.show(View(plan.seconds, plan.seconds, "The end", status_of.get(), measures))
 
 
 class _Operations:

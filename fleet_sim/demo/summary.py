@@ -110,8 +110,8 @@ def _meaning(measures: FleetMeasures) -> list[str]:
     if 2 * measures.residents.kinds[AnswerKind.IN_TIME] < measures.residents.num_asked:
         return [
             *lines,
-            "  Fewer than half were answered in time: this machine is too slow, or so busy with",
-            "  other things that its step times vary too much to promise anything.",
+            "  Fewer than half were answered in time: this machine is too slow, or so busy",
+            "  with other things that its step times vary too much to promise anything.",
             "  Close what else runs on it, and try again.",
         ]
     if not late:

@@ -129,6 +129,7 @@ def test_the_summary_does_not_gloss_over_late_answers() -> None:
     """A late answer is called a fault."""
     text = summary(measured(num_late=2))
     assert "2 came too late, after they had been promised" in text
+    assert max(map(len, text.splitlines())) <= 80
     assert "No answer came late" not in text
 
 
@@ -141,6 +142,7 @@ def test_the_summary_is_frank_where_nothing_was_answered() -> None:
     assert "Fewer than half were answered in time" in text
     assert "No answer came late" not in text
     assert "visitors" not in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
