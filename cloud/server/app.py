@@ -86,7 +86,11 @@ class Server:
             Ledger(self._metrics if settings.server.metrics_port else None),
             self._clock,
         )
-        self._gate = CallGate(DevelopmentAuthenticator(settings.tenants), settings.server.max_calls)
+        self._gate = CallGate(
+            DevelopmentAuthenticator(settings.tenants),
+            settings.server.max_calls,
+            settings.server.write_timeout_s,
+        )
         self._robots = self._robot_service(tokenizer)
         self._health = Health((ROBOT_SERVICE, OPERATIONS_SERVICE))
         self._grpc: grpc.aio.Server | None = None

@@ -1,6 +1,7 @@
 """What every method does before and after its own work: count, identify, map errors."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias
 
@@ -24,9 +25,13 @@ class CallGate:
     Args:
         authenticator: finds out who calls.
         max_calls: most calls and sessions at once.
+        write_timeout_s: how long the end of a stream waits for its reader.
     """
 
-    def __init__(self, authenticator: Authenticator, max_calls: int) -> None:
+    def __init__(
+        self, authenticator: Authenticator, max_calls: int, write_timeout_s: float
+    ) -> None:
+        self._write_timeout_s = write_timeout_s
         self._authenticator = authenticator
         self._max_calls = max_calls
         self.num_open = 0
@@ -65,7 +70,7 @@ class CallGate:
                 identity = self._enter(context)
                 await work(incoming, identity, context)
             except CallRefused as refused:
-                await abort(context, refused, identity.tenant if identity else "")
+                await self._abort_stream(context, refused, identity)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception:
@@ -74,6 +79,16 @@ class CallGate:
                 self.num_open -= 1
 
         return handler
+
+    async def _abort_stream(
+        self, context: Context, refused: CallRefused, identity: Identity | None
+    ) -> None:
+        """Ends a stream with a status; resets it where its reader takes nothing."""
+        # A status waits behind the last message, and that for the reader. Once
+        # the handler is over, gRPC lets go of the call, which resets the stream.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._write_timeout_s):
+                await abort(context, refused, identity.tenant if identity else "")
 
     def _enter(self, context: Context) -> Identity:
         if self.num_open > self._max_calls:
