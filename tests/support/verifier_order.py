@@ -35,8 +35,11 @@ class OrderRules:
             behind = [one for one in peers if self._is_left_behind(one, given)]
             for first in behind[:1]:
                 yield from self._deadline_order(replica, first, peers, given)
+            is_blocked = False
             for one in behind:
-                if not self._could_run(replica, one, given):
+                # Nobody overtakes the first that waits for room.
+                is_blocked |= not self._could_run(replica, one, given)
+                if is_blocked and not one.is_running:
                     continue
                 lower = [
                     name

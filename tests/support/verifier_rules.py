@@ -231,7 +231,11 @@ class Rules:
         if abs(own_ns - record["predicted"]) > 1 + 1e-9 * own_ns:
             yield "time", f"{record['predicted']} ns are predicted, the formula says {own_ns:.0f}"
         live = self._state.live
-        ranks = {live[item.request_id].rank for item in items if item.request_id in live}
+        ranks = {
+            live[item.request_id].rank
+            for item in items
+            if item.request_id in live and not item.is_prefill
+        }
         targets = [self._state.tpot_ns(rank) for rank in ranks]
         target_ns = min(
             [self._state.config["max_step_ns"], *(one for one in targets if one is not None)]

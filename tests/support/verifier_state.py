@@ -51,7 +51,7 @@ class LogRequest:
     table: list[int] = field(default_factory=list)
     num_preemptions: int = 0
     was_charged: bool = False
-    served_ns: int = 0  # When a step last worked for it.
+    served_ns: int = 0  # When a step last worked for it, or it began to wait.
     first_token_ns: int | None = None
 
     @property
@@ -163,6 +163,8 @@ class LogState:
             return False
         if blocks_for(one.most_tokens, replica.block_tokens) > replica.num_blocks:
             return False
+        if one.replica == replica.replica_id:
+            return True  # Bound before the pools were as they are.
         threshold = self.config.get("long_context_tokens")
         kinds = {other.is_long_context for other in self.replicas.values()}
         if threshold is None or len(kinds) < 2:
@@ -291,6 +293,7 @@ class LogState:
         one = self.live.get(record["id"])
         if one is not None:
             one.num_preemptions += 1
+            one.served_ns = record["at"]
             self._leave(one)
             if one.rank == BATCH:
                 one.replica = ""
@@ -298,6 +301,7 @@ class LogState:
     def _requeue(self, record: Record) -> None:
         one = self.live.get(record["id"])
         if one is not None:
+            one.served_ns = record["at"]
             self._leave(one)
             one.replica = record["replica"]
 
