@@ -1,14 +1,14 @@
-"""Attention of one request's rows over its own KV rows; no padding anywhere."""
+"""Attention over paged KV, in the order of a step's rows."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-__all__ = ["attend", "lower_right_mask"]
+__all__ = ["attend_chunk", "attend_decodes", "lower_right_mask"]
 
 
-def attend(query: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
-    """Grouped-query attention of the last n positions of a request.
+def attend_chunk(query: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
+    """Grouped-query attention of the last n positions of one request.
 
     Args:
         query: [n, heads, head_dim], rotated.
@@ -24,11 +24,6 @@ def attend(query: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
     kv_heads = kv.shape[1] // 2
     group = heads // kv_heads
     key, value = kv.transpose(0, 1).chunk(2)  # [kv_heads, length, head_dim] each.
-    if num == 1:
-        # The group's heads read the same keys: fold them into the query length.
-        folded = query.view(1, kv_heads, group, head_dim)
-        out = scaled_dot_product_attention(folded, key.unsqueeze(0), value.unsqueeze(0))
-        return out.view(1, heads, head_dim)
     # One "batch" entry per KV head; its keys are shared by a stride of zero.
     out = scaled_dot_product_attention(
         query.view(num, kv_heads, group, head_dim).permute(1, 2, 0, 3),
@@ -38,6 +33,30 @@ def attend(query: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
         is_causal=mask is None and num == length,
     )
     return out.permute(2, 0, 1, 3).reshape(num, heads, head_dim)
+
+
+def attend_decodes(query: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
+    """Grouped-query attention of one new position of each of several requests.
+
+    The heads that share keys are folded into the query length, so that KV is
+    read once.
+
+    Args:
+        query: [n, heads, head_dim], rotated.
+        kv: [n, length, 2·kv_heads, head_dim]: keys, then values, each request's
+            own and then anything finite.
+        mask: [n, 1, 1, length], 0 for a request's own positions, −inf for
+            others; None where all are its own.
+
+    Returns:
+        [n, heads, head_dim].
+    """
+    num, heads, head_dim = query.shape
+    kv_heads = kv.shape[2] // 2
+    key, value = kv.transpose(1, 2).chunk(2, dim=1)  # [n, kv_heads, length, head_dim] each.
+    folded = query.view(num, kv_heads, heads // kv_heads, head_dim)
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask)
+    return out.reshape(num, heads, head_dim)
 
 
 def lower_right_mask(

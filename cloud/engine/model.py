@@ -2,34 +2,24 @@
 
 All tokens of a step, prefill chunks and decodes alike, go through the matrix
 multiplies as one flat batch (selective batching: Orca, OSDI'22, §4.2);
-attention alone is per request.
+attention alone is per request, or per group of requests of like length.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm, silu
 
-from cloud.engine.attention import attend
+from cloud.engine.attention import attend_chunk, attend_decodes
 from cloud.engine.checkpoint import LayerWeights, Weights
+from cloud.engine.linear import Linear
+from cloud.engine.lora import AdapterLayer
 from cloud.engine.model_config import ModelConfig
+from cloud.engine.step_batch import StepBatch
 
-__all__ = ["Model", "Segment", "rope_frequencies"]
-
-
-@dataclass(slots=True)
-class Segment:
-    """One request's rows of a flat batch, and where its KV rows are."""
-
-    start: int  # First row.
-    end: int  # One past the last row.
-    # KV rows of all positions up to the last one computed: a run of rows, read
-    # in place, or the index of each, int64 [length].
-    slots: slice | Tensor
-    mask: Tensor | None
+__all__ = ["Model", "rope_frequencies"]
 
 
 class Model:
@@ -37,90 +27,129 @@ class Model:
 
     Args:
         config: shape of the model.
-        weights: all in one dtype, on one device.
+        weights: all in one dtype, on one device. Not kept: the matrices are
+            rearranged.
         max_context_tokens: longest position that will be asked for.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, max_context_tokens: int) -> None:
         self.config = config
-        self.weights = weights
         self.max_context_tokens = max_context_tokens
-        dtype, device = weights.embedding.dtype, weights.embedding.device
+        self.dtype, self.device = weights.embedding.dtype, weights.embedding.device
+        self._embedding = weights.embedding
+        self._layers = [_Layer(config, layer) for layer in weights.layers]
+        self._final_norm = weights.final_norm
+        self._head = Linear(weights.head)
         angles = torch.outer(
             torch.arange(max_context_tokens, dtype=torch.float32), rope_frequencies(config)
         )
         # [positions, 1, head_dim]. The sign of rotate_half is folded into sin.
         cos = torch.cat([angles.cos(), angles.cos()], dim=-1)
         sin = torch.cat([-angles.sin(), angles.sin()], dim=-1)
-        self._cos = cos.unsqueeze(1).to(device=device, dtype=dtype)
-        self._sin = sin.unsqueeze(1).to(device=device, dtype=dtype)
+        self._cos = cos.unsqueeze(1).to(device=self.device, dtype=self.dtype)
+        self._sin = sin.unsqueeze(1).to(device=self.device, dtype=self.dtype)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        write_slots: Tensor,
-        segments: Sequence[Segment],
-        last_rows: Tensor,
-        kv: Sequence[Tensor],
-    ) -> Tensor:
+    def forward(self, batch: StepBatch, kv: Sequence[Tensor]) -> Tensor:
         """Computes the step and writes its keys and values into `kv`.
 
         Args:
-            tokens: int64 [rows].
-            positions: int64 [rows], of each token in its own request.
-            write_slots: int64 [rows], the KV row of each token.
-            segments: in row order, covering all rows.
-            last_rows: int64 [n], the rows whose next token is wanted.
-            kv: per layer [num_slots, 2·kv_heads, head_dim].
+            batch: the step's rows.
+            kv: per layer [num_blocks, block_tokens, 2·kv_heads, head_dim].
 
         Returns:
-            Logits, float32 [n, vocabulary].
+            Logits, float32 [len(batch.last_rows), vocabulary].
         """
-        weights, eps = self.weights, self.config.norm_eps
-        cos, sin = self._cos[positions], self._sin[positions]
-        x = embedding(tokens, weights.embedding)
-        for layer, layer_kv in zip(weights.layers, kv, strict=True):
-            h = rms_norm(x, layer.input_norm.shape, layer.input_norm, eps)
-            attended = self._attention(layer, h, cos, sin, write_slots, segments, layer_kv)
-            x = x + linear(attended, layer.output, layer.output_bias)
-            h = rms_norm(x, layer.post_norm.shape, layer.post_norm, eps)
-            gate, up = linear(h, layer.gate_up).chunk(2, dim=-1)
-            x = x + linear(silu(gate) * up, layer.down)
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        x = embedding(batch.tokens, self._embedding)
+        for rows, embeddings in batch.soft_tokens:
+            x[rows] = embeddings
+        for index, (layer, layer_kv) in enumerate(zip(self._layers, kv, strict=True)):
+            adapters = [(adapter.layers[index], rows) for adapter, rows in batch.adapted]
+            x = layer.forward(x, cos, sin, batch, adapters, layer_kv)
         # The head is the largest matrix of a small model: only the rows that count.
-        x = rms_norm(x[last_rows], weights.final_norm.shape, weights.final_norm, eps)
-        return linear(x, weights.head).float()
+        x = rms_norm(
+            x[batch.last_rows], self._final_norm.shape, self._final_norm, self.config.norm_eps
+        )
+        return self._head(x).float()
 
-    def _attention(
+
+class _Layer:
+    """One decoder layer."""
+
+    def __init__(self, config: ModelConfig, weights: LayerWeights) -> None:
+        self._config = config
+        self._input_norm = weights.input_norm
+        self._qkv = Linear(weights.qkv, weights.qkv_bias)
+        self._qk_norm = weights.qk_norm
+        self._output = Linear(weights.output, weights.output_bias)
+        self._post_norm = weights.post_norm
+        self._gate_up = Linear(weights.gate_up)
+        self._down = Linear(weights.down)
+
+    def forward(
         self,
-        layer: LayerWeights,
-        h: Tensor,
+        x: Tensor,
         cos: Tensor,
         sin: Tensor,
-        write_slots: Tensor,
-        segments: Sequence[Segment],
+        batch: StepBatch,
+        adapters: Sequence[tuple[AdapterLayer, slice]],
         kv: Tensor,
     ) -> Tensor:
-        config = self.config
-        rows, rotated = h.shape[0], config.heads + config.kv_heads
-        qkv = linear(h, layer.qkv, layer.qkv_bias).view(rows, -1, config.head_dim)
+        """[rows, hidden] -> [rows, hidden]."""
+        eps = self._config.norm_eps
+        h = rms_norm(x, self._input_norm.shape, self._input_norm, eps)
+        qkv = self._qkv(h)
+        for adapter, rows in adapters:
+            if adapter.qkv is not None:
+                adapter.qkv.add_to(qkv[rows], h[rows])
+        attended = self._attend(qkv, cos, sin, batch, kv)
+        output = self._output(attended)
+        for adapter, rows in adapters:
+            if adapter.output is not None:
+                adapter.output.add_to(output[rows], attended[rows])
+        x = x + output
+        h = rms_norm(x, self._post_norm.shape, self._post_norm, eps)
+        gate_up = self._gate_up(h)
+        for adapter, rows in adapters:
+            if adapter.gate_up is not None:
+                adapter.gate_up.add_to(gate_up[rows], h[rows])
+        gate, up = gate_up.chunk(2, dim=-1)
+        inner = silu(gate).mul_(up)
+        down = self._down(inner)
+        for adapter, rows in adapters:
+            if adapter.down is not None:
+                adapter.down.add_to(down[rows], inner[rows])
+        return x.add_(down)
+
+    def _attend(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, kv: Tensor
+    ) -> Tensor:
+        config = self._config
+        num_rows, rotated = qkv.shape[0], config.heads + config.kv_heads
+        qkv = qkv.view(num_rows, -1, config.head_dim)
         qk = qkv[:, :rotated]
-        if layer.qk_norm is not None:
-            qk = rms_norm(qk, (config.head_dim,), None, config.norm_eps) * layer.qk_norm
+        if self._qk_norm is not None:
+            qk = rms_norm(qk, (config.head_dim,), None, config.norm_eps) * self._qk_norm
         # rotate_half(x)·sin == roll(x)·sin with the sign folded in.
         half_turned = qk.roll(config.head_dim // 2, dims=-1)
         qkv[:, :rotated] = torch.addcmul(qk * cos, half_turned, sin)
-        kv.index_copy_(0, write_slots, qkv[:, config.heads :])
+        kv_rows = kv.view(-1, *kv.shape[2:])
+        kv_rows.index_copy_(0, batch.write_rows, qkv[:, config.heads :])
         query = qkv[:, : config.heads]
-        attended = [
-            attend(
-                query[s.start : s.end],
-                kv[s.slots] if isinstance(s.slots, slice) else kv.index_select(0, s.slots),
-                s.mask,
-            )
-            for s in segments
-        ]
-        return torch.cat(attended).view(rows, -1)
+        blocks = kv.view(kv.shape[0], -1)
+        attended = []
+        for decodes in batch.decodes:
+            num = decodes.rows.stop - decodes.rows.start
+            if decodes.run is not None:
+                own = kv_rows[decodes.run]
+            else:
+                own = blocks.index_select(0, decodes.blocks.view(-1))
+            own = own.view(num, -1, *kv.shape[2:])
+            attended.append(attend_decodes(query[decodes.rows], own, decodes.mask))
+        for chunk in batch.chunks:
+            own = blocks.index_select(0, chunk.blocks).view(-1, *kv.shape[2:])
+            attended.append(attend_chunk(query[chunk.rows], own[: chunk.length], chunk.mask))
+        return torch.cat(attended).view(num_rows, -1)
 
 
 def rope_frequencies(config: ModelConfig) -> Tensor:

@@ -2,24 +2,24 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from cloud.engine.api import EngineDescription, EngineRequest
-from cloud.engine.attention import lower_right_mask
 from cloud.engine.block_table import BlockTable
 from cloud.engine.checkpoint import load_weights
 from cloud.engine.errors import EngineError, PlanError
-from cloud.engine.live_requests import LiveRequest, LiveRequests
+from cloud.engine.live_requests import LiveRequests
+from cloud.engine.lora import Adapter, load_adapter
 from cloud.engine.memory import available_bytes, require_memory
-from cloud.engine.model import Model, Segment
+from cloud.engine.model import Model
 from cloud.engine.model_config import load_model_config
 from cloud.engine.sampling import Draw, sample
+from cloud.engine.step_batch import StepWork, make_batch
 from cloud.scheduler.types import ScheduledItem, StepOutput, StepPlan, StepResult
 
 __all__ = ["TorchExecutor"]
@@ -31,6 +31,7 @@ class _Tensors:
 
     table: BlockTable
     allowed: Tensor | None
+    adapter: Adapter | None
 
 
 class TorchExecutor:
@@ -41,20 +42,28 @@ class TorchExecutor:
         block_tokens: tokens in one block of KV memory.
         num_blocks: blocks of KV memory, allocated now.
         num_swap_blocks: blocks of host memory for swapped KV, allocated now.
+        adapters: what requests may name.
 
     Raises:
         EngineError: the memory asked for is not there.
     """
 
     def __init__(
-        self, model: Model, *, block_tokens: int, num_blocks: int, num_swap_blocks: int = 0
+        self,
+        model: Model,
+        *,
+        block_tokens: int,
+        num_blocks: int,
+        num_swap_blocks: int = 0,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
-        config, embedding = model.config, model.weights.embedding
+        config = model.config
         self._model = model
         self._block_tokens = block_tokens
-        self._device = embedding.device
-        self._dtype = embedding.dtype
-        kv_bytes = config.kv_bytes_per_token(embedding.element_size())
+        self._device = model.device
+        self._dtype = model.dtype
+        self._adapters = {adapter.name: adapter for adapter in adapters}
+        kv_bytes = config.kv_bytes_per_token(self._dtype.itemsize)
         require_memory(
             (num_blocks + num_swap_blocks) * block_tokens * kv_bytes,
             available_bytes(self._device),
@@ -62,10 +71,13 @@ class TorchExecutor:
         )
         # Zeros, not empty: pages are there before the first step needs them,
         # and rows that were never written stay finite.
-        shape = (config.layers, num_blocks * block_tokens, 2 * config.kv_heads, config.head_dim)
-        self._kv = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        host_shape = (config.layers, num_swap_blocks * block_tokens, *shape[2:])
-        self._host_kv = torch.zeros(host_shape, dtype=self._dtype)
+        token_shape = (block_tokens, 2 * config.kv_heads, config.head_dim)
+        self._kv = torch.zeros(
+            (config.layers, num_blocks, *token_shape), dtype=self._dtype, device=self._device
+        )
+        self._host_kv = torch.zeros(
+            (config.layers, num_swap_blocks, *token_shape), dtype=self._dtype
+        )
         self._layers_kv = list(self._kv.unbind())
         self._tensors: dict[str, _Tensors] = {}
         self._allowed_sets: dict[tuple[int, ...], Tensor] = {}
@@ -93,6 +105,7 @@ class TorchExecutor:
         num_blocks: int = 512,
         num_swap_blocks: int = 0,
         max_context_tokens: int | None = None,
+        adapters: Mapping[str, Path] | None = None,
     ) -> "TorchExecutor":
         """An executor for the checkpoint in `folder`.
 
@@ -105,9 +118,11 @@ class TorchExecutor:
             num_swap_blocks: blocks of host memory for swapped KV.
             max_context_tokens: longest prompt plus output; None: what the model
                 allows. Never more than the KV memory holds.
+            adapters: folder of each adapter, by the name that requests give.
 
         Raises:
-            CheckpointError: the folder is not a checkpoint that can be run.
+            CheckpointError: the folder is not a checkpoint that can be run, or an
+                adapter's folder holds none that fits it.
             EngineError: the memory asked for is not there.
         """
         config = load_model_config(folder)
@@ -117,13 +132,17 @@ class TorchExecutor:
                 f"max_context_tokens is {context:,}, "
                 f"the model in {folder} goes to {config.max_context_tokens:,}"
             )
-        weights = load_weights(folder, config, dtype, torch.device(device))
-        model = Model(config, weights, context)
+        place = torch.device(device)
+        loaded = [
+            load_adapter(name, path, config, dtype, place)
+            for name, path in (adapters or {}).items()
+        ]
         return cls(
-            model,
+            Model(config, load_weights(folder, config, dtype, place), context),
             block_tokens=block_tokens,
             num_blocks=num_blocks,
             num_swap_blocks=num_swap_blocks,
+            adapters=loaded,
         )
 
     @property
@@ -162,10 +181,13 @@ class TorchExecutor:
         self._swap(plan)
         if not plan.items:
             return torch.empty(0, self._model.config.vocabulary_tokens)
-        return self._forward([(item, *self._extend(item)) for item in plan.items])
+        work = [self._extend(item) for item in plan.items]
+        batch = make_batch(work, self._block_tokens, self._dtype, self._device)
+        return self._model.forward(batch, self._layers_kv)
 
     def _open(self, request: EngineRequest) -> None:
-        if request.adapter:
+        adapter = self._adapters.get(request.adapter)
+        if request.adapter and adapter is None:
             raise PlanError(f"adapter {request.adapter} is not loaded")
         self._requests.open(request)
         allowed = None
@@ -174,7 +196,9 @@ class TorchExecutor:
             allowed = self._allowed_sets.get(ids)
             if allowed is None:
                 allowed = self._allowed_sets[ids] = torch.tensor(ids, device=self._device)
-        self._tensors[request.request_id] = _Tensors(BlockTable(self._block_tokens), allowed)
+        self._tensors[request.request_id] = _Tensors(
+            BlockTable(self._block_tokens), allowed, adapter
+        )
 
     def _swap(self, plan: StepPlan) -> None:
         """Copies whole blocks; out before in, so that a block can do both."""
@@ -183,49 +207,19 @@ class TorchExecutor:
             (plan.swap_in, self._host_kv, self._kv),
         ):
             if pairs:
-                from_rows, to_rows = (
-                    self._block_rows(blocks) for blocks in zip(*pairs, strict=True)
-                )
-                rows = source.index_select(1, from_rows.to(source.device)).to(target.device)
-                target.index_copy_(1, to_rows.to(target.device), rows)
+                blocks, to_blocks = (torch.tensor(one) for one in zip(*pairs, strict=True))
+                copied = source.index_select(1, blocks.to(source.device)).to(target.device)
+                target.index_copy_(1, to_blocks.to(target.device), copied)
 
-    def _block_rows(self, blocks: Sequence[int]) -> Tensor:
-        first = torch.tensor(blocks).unsqueeze(1) * self._block_tokens
-        return (first + torch.arange(self._block_tokens)).view(-1)
-
-    def _extend(self, item: ScheduledItem) -> tuple[LiveRequest, BlockTable]:
+    def _extend(self, item: ScheduledItem) -> StepWork:
         live = self._requests.extend(item)
-        table = self._tensors[item.request_id].table
+        tensors = self._tensors[item.request_id]
         if item.resets_table:
-            table.clear()
-        table.append(item.new_blocks)
-        return live, table
-
-    def _forward(self, work: Sequence[tuple[ScheduledItem, LiveRequest, BlockTable]]) -> Tensor:
-        tokens: list[int] = []
-        positions: list[int] = []
-        spans = []
-        segments = []
-        last_rows = []
-        for item, live, table in work:
-            start, end = item.context_tokens, item.context_tokens + item.num_tokens
-            first_row = len(tokens)
-            tokens.extend(live.tokens[start:end])
-            positions.extend(range(start, end))
-            spans.append(table.span(start, end))
-            mask = lower_right_mask(item.num_tokens, end, self._dtype, self._device)
-            rows = table.upto(end, self._device)
-            segments.append(Segment(first_row, len(tokens), rows, mask))
-            if item.samples:
-                last_rows.append(len(tokens) - 1)
-        write_slots = torch.from_numpy(np.concatenate(spans))
-        return self._model.forward(
-            torch.tensor(tokens, device=self._device),
-            torch.tensor(positions, device=self._device),
-            write_slots.to(self._device),
-            segments,
-            torch.tensor(last_rows, dtype=torch.int64, device=self._device),
-            self._layers_kv,
+            tensors.table.clear()
+        tensors.table.append(item.new_blocks)
+        end = item.context_tokens + item.num_tokens
+        return StepWork(
+            live.tokens, item.context_tokens, end, tensors.table, item.samples, tensors.adapter
         )
 
     @torch.inference_mode()

@@ -38,6 +38,6 @@ def test_an_upper_left_mask_is_found(tiny_folder: Path, monkeypatch: pytest.Monk
         return torch.full((num, length), float("-inf"), dtype=dtype, device=device).triu_(1)
 
     assert attention.lower_right_mask(2, 3, torch.float32, torch.device("cpu")) is not None
-    monkeypatch.setattr("cloud.engine.torch_executor.lower_right_mask", upper_left)
+    monkeypatch.setattr("cloud.engine.step_batch.lower_right_mask", upper_left)
     with pytest.raises(EngineError, match="self-test: a prompt in chunks differs"):
         self_test(TorchExecutor.load(tiny_folder, num_blocks=8))
