@@ -50,6 +50,8 @@ class EngineRequest:
     prompt: tuple[int, ...]  # Token ids.
     sampling: Sampling = Sampling()
     adapter: str = ""
+    # What it gave already, on an engine before this one: it goes on from there.
+    outputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,13 +46,13 @@ class LiveRequests:
         vocabulary = self._description.vocabulary_tokens
         if request.request_id in self._live:
             raise PlanError(f"request {request.request_id} was opened before")
-        for tokens in (request.prompt, request.sampling.allowed_tokens):
+        for tokens in (request.prompt, request.outputs, request.sampling.allowed_tokens):
             if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
                 raise PlanError(
                     f"request {request.request_id} has tokens from {min(tokens)} to "
                     f"{max(tokens)}; the vocabulary has {vocabulary}"
                 )
-        self._live[request.request_id] = LiveRequest(request, list(request.prompt))
+        self._live[request.request_id] = LiveRequest(request, [*request.prompt, *request.outputs])
 
     def close(self, request_id: str) -> None:
         """Forgets a request. An unknown one is no error."""

@@ -98,6 +98,7 @@ class StepEncoder:
             stop_tokens=sampling.stop_tokens,
             allowed_tokens=sampling.allowed_tokens,
             adapter=request.adapter,
+            output_tokens=request.outputs,
         )
 
 
@@ -208,6 +209,7 @@ def _decode_open(message: pb.OpenRequest) -> EngineRequest:
             allowed_tokens=tuple(message.allowed_tokens),
         ),
         adapter=message.adapter,
+        outputs=tuple(message.output_tokens),
     )
 
 

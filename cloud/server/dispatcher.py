@@ -6,6 +6,7 @@ and plans the next step as soon as the last result is in.
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -153,8 +154,7 @@ class Dispatcher:
         self.ledger.admitted(request)
         if answer.events:
             self.tell(answer.events)
-        for replica in self.replicas:
-            replica.wake()
+        self.wake_idle()
         self._watch_expiry()
         return answer
 
@@ -163,8 +163,7 @@ class Dispatcher:
         if call.ended is None:
             self.tell(self.policy.cancel(call.request.request_id, self._clock.now_ns()))
             # What it held may be what others waited for.
-            for replica in self.replicas:
-                replica.wake()
+            self.wake_idle()
 
     def drain(self) -> None:
         """Refuses new work from now on, and ends what nothing was promised to."""
@@ -212,7 +211,19 @@ class Dispatcher:
         """What an engine is to know of a live request, now that it starts on it."""
         call = self._calls[request_id]
         call.is_started = True
-        return call.prompt
+        if not call.tokens:
+            return call.prompt
+        # It was pushed back elsewhere, and goes on here.
+        return dataclasses.replace(call.prompt, outputs=tuple(call.tokens))
+
+    def wake_idle(self) -> None:
+        """Wakes every replica that waits and may have something to do by now.
+
+        One replica's plan can make work for another: what it pushes back, any may pull.
+        """
+        for replica in self.replicas:
+            if replica.is_waiting and self.policy.has_work(replica.replica_id):
+                replica.wake()
 
     def tell(self, events: Iterable[Event]) -> None:
         """Brings events to their calls."""
@@ -251,6 +262,7 @@ class Dispatcher:
     def _expire(self) -> None:
         self._expiry = None
         self.tell(self.policy.advance(self._clock.now_ns()))
+        self.wake_idle()
         self._watch_expiry()
 
     async def _stop_engines(self) -> None:

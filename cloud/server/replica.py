@@ -35,6 +35,9 @@ class Host(Protocol):
     def open(self, request_id: str) -> EngineRequest:
         """What an engine is to know of a live request, now that it starts on it."""
 
+    def wake_idle(self) -> None:
+        """Wakes every replica that waits and may have something to do by now."""
+
 
 class Replica:
     """Keeps one engine running and fed.
@@ -48,6 +51,9 @@ class Replica:
         step_timeout_ns: a step that takes longer means a lost engine.
         backoff_ns: (first, longest) wait before a lost engine is started again.
         on_change: called after the replica went up or down.
+
+    Attributes:
+        is_waiting: its engine has nothing to do; `wake` has it plan again.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class Replica:
     ) -> None:
         self.replica_id = replica_id
         self.is_up = False
+        self.is_waiting = False
         self.down_reason = "not started"
         self.description: EngineDescription | None = None
         self.times = times
@@ -138,6 +145,8 @@ class Replica:
         self._next_backoff_ns = min(2 * self._next_backoff_ns, self._backoff_ns[1])
         if was_up:
             host.tell(host.policy.replica_down(self.replica_id, now_ns))
+            # What it had may be theirs now.
+            host.wake_idle()
             self.on_change()
         await self.stop()
 
@@ -173,16 +182,17 @@ class Replica:
         result_ns = clock.now_ns()
         while True:
             if not policy.has_work(replica_id):
-                self._woken.clear()
-                await self._woken.wait()
+                await self._wait(None)
                 unyielded_ns, result_ns = 0, clock.now_ns()
             plan = policy.plan(replica_id, clock.now_ns())
             if plan.events:
                 host.tell(plan.events)
+            if plan.events or not plan.is_empty:
+                host.wake_idle()
             if plan.is_empty:
                 self._unsent_closed += plan.closed
                 if policy.has_work(replica_id):
-                    await self._wait_a_little()
+                    await self._wait(_REPLAN_AFTER_S)
                     unyielded_ns, result_ns = 0, clock.now_ns()
                 continue
             plan, opened = self._ready(host, plan)
@@ -193,6 +203,7 @@ class Replica:
             planned_ns = sent_ns - result_ns
             result_ns = clock.now_ns()
             host.tell(policy.commit(replica_id, result, result_ns))
+            host.wake_idle()
             waited_ns = result_ns - sent_ns
             self.times.add(result.elapsed_ns, planned_ns + max(0, waited_ns - result.elapsed_ns))
             self._next_backoff_ns = self._backoff_ns[0]
@@ -223,10 +234,14 @@ class Replica:
                 opened.append(host.open(item.request_id))
         return plan, opened
 
-    async def _wait_a_little(self) -> None:
+    async def _wait(self, longest_s: float | None) -> None:
+        """Waits until `wake`, or for so long."""
         self._woken.clear()
+        self.is_waiting = True
         try:
-            async with asyncio.timeout(_REPLAN_AFTER_S):
+            async with asyncio.timeout(longest_s):
                 await self._woken.wait()
         except TimeoutError:
             pass
+        finally:
+            self.is_waiting = False

@@ -17,7 +17,7 @@ class ExecutorDriver:
         self.executor = executor
         self.block_tokens = description.block_tokens
         self.free_blocks = list(range(description.num_blocks))
-        random.Random(seed).shuffle(self.free_blocks)  # noqa: S311
+        random.Random(seed).shuffle(self.free_blocks)
         self.step_id = 0
         self.outputs: dict[str, list[int]] = {}
         self.stopped: set[str] = set()
@@ -32,7 +32,7 @@ class ExecutorDriver:
         """Makes `request` known with the next step."""
         self._requests[request.request_id] = request
         self._opened.append(request)
-        self.outputs[request.request_id] = []
+        self.outputs[request.request_id] = list(request.outputs)
         self._context[request.request_id] = 0
         self._blocks[request.request_id] = []
 

@@ -64,6 +64,7 @@ class ScriptedEngine:
             del self._known[name]
         for request in opened:
             self._known[request.request_id] = request
+            self._given[request.request_id] = len(request.outputs)
         self.executed += [item.request_id for item in plan.items]
         self.is_executing.set()
         await self._let()
@@ -96,7 +97,7 @@ class ScriptedEngine:
             lost.result()
 
     def _output(self, request_id: str) -> StepOutput:
-        index = self._given.get(request_id, 0)
+        index = self._given[request_id]
         self._given[request_id] = index + 1
         allowed = self._known[request_id].sampling.allowed_tokens
         words = allowed or self.spoken

@@ -147,6 +147,7 @@ class OpenRequest(_message.Message):
     STOP_TOKENS_FIELD_NUMBER: _builtins.int
     ALLOWED_TOKENS_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Short name of the request, chosen by the server, unique in an incarnation."""
     temperature: _builtins.float
@@ -169,6 +170,12 @@ class OpenRequest(_message.Message):
     def allowed_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only these may be decoded; empty means all."""
 
+    @_builtins.property
+    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Output tokens that it gave already, on another engine. They count: the
+        next one has this many before it.
+        """
+
     def __init__(
         self,
         *,
@@ -180,10 +187,11 @@ class OpenRequest(_message.Message):
         stop_tokens: _abc.Iterable[_builtins.int] | None = ...,
         allowed_tokens: _abc.Iterable[_builtins.int] | None = ...,
         adapter: _builtins.str = ...,
+        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "allowed_tokens", b"allowed_tokens", "handle", b"handle", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "stop_tokens", b"stop_tokens", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "allowed_tokens", b"allowed_tokens", "handle", b"handle", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "stop_tokens", b"stop_tokens", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,15 @@ def test_tokens_cycle_through_the_allowed_ones() -> None:
     assert bytes(text) == b"abcdefghijklmnopqrstuvwxyzab"
 
 
+def test_a_request_from_another_engine_goes_on_where_it_was() -> None:
+    """Its tokens count from its first one, wherever that was given."""
+    driver = ExecutorDriver(SimulatedExecutor(_FREE))
+    driver.open(EngineRequest("a", (1, 2), outputs=tuple(b"ab")))
+    driver.step(("a", 4))
+    driver.step(("a", 1))
+    assert bytes(driver.outputs["a"]) == b"abcd"
+
+
 def test_noise_is_seeded_and_bounded() -> None:
     """The same seed gives the same times, within the share asked for."""
 

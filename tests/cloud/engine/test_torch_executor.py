@@ -107,6 +107,21 @@ def test_a_recomputed_request_goes_on_as_if_it_had_not_been_preempted(
     assert driver.outputs["a"] == expected
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), _SAMPLED], ids=["greedy", "sampled"])
+def test_a_request_that_moves_goes_on_as_if_it_had_stayed(
+    driver: ExecutorDriver, tiny_folder: Path, sampling: Sampling
+) -> None:
+    """Another engine is told what it gave so far, and counts that: seeds go by the index."""
+    expected = driver.generate(EngineRequest("undisturbed", _prompt(20), sampling), 10)
+    elsewhere = ExecutorDriver(_load(tiny_folder), seed=1)
+    elsewhere.open(EngineRequest("a", _prompt(20), sampling, outputs=tuple(expected[:4])))
+    elsewhere.step(("a", 11))
+    elsewhere.step(("a", 13))
+    for _ in range(5):
+        elsewhere.step(("a", 1))
+    assert elsewhere.outputs["a"] == expected
+
+
 def test_swapped_kv_comes_back_as_it_was(tiny_folder: Path) -> None:
     """A request whose blocks went to host memory and back elsewhere goes on unchanged."""
     driver = ExecutorDriver(_load(tiny_folder, num_swap_blocks=4))
