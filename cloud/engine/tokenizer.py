@@ -65,6 +65,11 @@ class Tokenizer(Protocol):
     def token_id(self, content: str) -> int | None:
         """The id of the token with exactly this content, if there is one."""
 
+    def last_text_ids(self, count: int) -> tuple[int, ...]:
+        """The `count` highest ids that are no special tokens, the highest first;
+        fewer where there are no more.
+        """
+
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a prompt, with whatever the model wants at its start.
 
@@ -115,6 +120,11 @@ class FolderTokenizer:
     def token_id(self, content: str) -> int | None:
         """The id of the token with exactly this content, if there is one."""
         return self._tokenizer.token_to_id(content)
+
+    def last_text_ids(self, count: int) -> tuple[int, ...]:
+        """The highest ids that are no special tokens; see `Tokenizer.last_text_ids`."""
+        ids = set(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        return tuple(sorted(ids.difference(self._special_ids.values()), reverse=True)[:count])
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a prompt; see `Tokenizer.encode`."""

@@ -4,6 +4,10 @@ An action value is one of 256 tokens, each the middle of an equal part of the
 value's range, after RT-2 (Brohan et al. 2023, section 3.2) and OpenVLA (Kim et
 al. 2024, section 3.2). A chunk is its steps one after the other, each with its
 values in order: steps × values tokens, always.
+
+A model has tokens of its own for that (<act_000>, …). Where its vocabulary has
+none, the last 256 tokens that stand for text are taken, the very last for the
+lowest bin, as OpenVLA does with Llama's (section 3.2: the tokens used least).
 """
 
 from collections.abc import Sequence
@@ -48,22 +52,28 @@ class ActionCodec:
     """Speaks a model's language for robots.
 
     Args:
-        tokenizer: of the model; must have the action tokens.
+        tokenizer: of the model.
         settings: chunk size and embodiments.
         model: name of the model, for errors and answers.
 
+    Attributes:
+        has_action_tokens: whether the vocabulary has tokens for actions alone. A
+            model without them was not trained to act, unless an adapter was.
+
     Raises:
-        ConfigError: the vocabulary has no action tokens.
+        ConfigError: the vocabulary has too few tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, settings: ActionSettings, model: str) -> None:
-        ids = action_token_ids(tokenizer)
+        own_ids = action_token_ids(tokenizer)
+        ids = own_ids or tokenizer.last_text_ids(NUM_BINS)
         if len(ids) != NUM_BINS:
+            what = "action tokens (<act_000>, …)" if own_ids else "tokens to use for actions"
             raise ConfigError(
-                f"'{model}' has {len(ids)} action tokens (<act_000>, …); expected a model "
-                f"with {NUM_BINS}",
+                f"'{model}' has {len(ids)} {what}; expected a model with {NUM_BINS}",
                 source="tokenizer.json",
             )
+        self.has_action_tokens = bool(own_ids)
         self._tokenizer = tokenizer
         self._bin_of_token = {token: bin_ for bin_, token in enumerate(ids)}
         self._step_period_ns = round(settings.step_period_s * 1_000_000_000)

@@ -102,14 +102,43 @@ def test_what_is_no_chunk_is_never_an_action(codec: ActionCodec, tokens: list[in
         codec.fill(robot_pb2.ActionChunk(), codec.embodiments["arm"], tokens)
 
 
-def test_model_without_action_tokens_is_refused_at_the_start(tmp_path: Path) -> None:
-    """Not with the first robot's first call."""
+def _plain_tokenizer(folder: Path, size: int, specials: list[str]) -> Tokenizer:
+    """One that has `size` words, and then `specials`."""
     import tokenizers
 
-    plain = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0}, merges=[]))
-    plain.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ConfigError, match="has 0 action tokens"):
-        ActionCodec(load_tokenizer(tmp_path), ActionSettings(), "plain")
+    words = {f"w{number}": number for number in range(size)}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    plain.add_special_tokens(specials)
+    plain.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(folder)
+
+
+def test_model_without_action_tokens_acts_with_the_last_of_its_vocabulary(tmp_path: Path) -> None:
+    """OpenVLA's way: the very last token is the lowest bin; special tokens are left out."""
+    tokenizer = _plain_tokenizer(tmp_path, 1000, ["<|eos|>", "<|pad|>"])
+    codec = ActionCodec(tokenizer, ActionSettings(chunk_steps=1), "plain")
+    assert not codec.has_action_tokens
+    assert codec.allowed_tokens == tuple(range(999, 999 - 256, -1))
+    chunk = robot_pb2.ActionChunk()
+    codec.fill(chunk, codec.embodiments["diff_drive"], [999, 744])
+    # Of 256 bins over -1 … 1 and -2 … 2: the first and the last one's middle.
+    assert list(chunk.steps[0].values) == [-1 + 1 / 256, 2 - 2 / 256]
+
+
+@pytest.mark.parametrize(
+    ("size", "specials", "words"),
+    [
+        (255, ["<|eos|>"], "has 255 tokens to use for actions"),
+        (1000, ["<act_000>", "<act_001>"], "has 2 action tokens"),
+    ],
+)
+def test_model_with_too_few_tokens_is_refused_at_the_start(
+    tmp_path: Path, size: int, specials: list[str], words: str
+) -> None:
+    """Not with the first robot's first call."""
+    tokenizer = _plain_tokenizer(tmp_path, size, specials)
+    with pytest.raises(ConfigError, match=words):
+        ActionCodec(tokenizer, ActionSettings(), "plain")
 
 
 def test_values_are_doubles_on_the_wire(codec: ActionCodec) -> None:
