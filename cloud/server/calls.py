@@ -86,9 +86,13 @@ class CallGate:
         """Ends a stream with a status; resets it where its reader takes nothing."""
         # A status waits behind the last message, and that for the reader. Once
         # the handler is over, gRPC lets go of the call, which resets the stream.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._write_timeout_s):
-                await abort(context, refused, identity.tenant if identity else "")
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._write_timeout_s):
+                    await abort(context, refused, identity.tenant if identity else "")
+        except grpc.aio.InternalError:
+            # The last message is still on its way: gRPC takes no status behind it.
+            raise asyncio.CancelledError from None
 
     def _enter(self, context: Context) -> Identity:
         if self.num_open > self._max_calls:

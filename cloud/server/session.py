@@ -20,7 +20,7 @@ from cloud.server.identity import Identity
 from cloud.server.next_action import ActionCall, ActionRequests
 from cloud.server.refused import CallRefused, rejection
 from cloud.server.validation import check_id, parse
-from headway.clock import Clock, ns_from_s
+from headway.clock import Clock, ns_from_s, s_from_ns
 from headway.config import ActionSettings, ServerSettings
 from headway.outcome import Reason
 from headway.rpc.status import STATUS_TABLE, duration_from_ns
@@ -115,19 +115,20 @@ class RobotSession:
         left_s = self._context.time_remaining()
         if left_s is not None:
             self._deadline_ns = self._clock.now_ns() + ns_from_s(left_s)
-        tasks = [
+        writing = asyncio.create_task(self._guard(self._write()))
+        listening = [
             asyncio.create_task(self._guard(self._read())),
-            asyncio.create_task(self._guard(self._write())),
             asyncio.create_task(self._guard(self._watch())),
         ]
         try:
-            await self._end
+            await asyncio.wait({self._end})
+            self._stop_asking(listening)
+            await self._flush(writing)
         finally:
-            for task in tasks:
-                task.cancel()
-            for call in tuple(self._live):
-                self._sessions.requests.release(call)
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._stop_asking(listening)
+            writing.cancel()
+            await asyncio.gather(writing, *listening, return_exceptions=True)
+        self._end.result()
 
     def end(self, refused: CallRefused | None = None) -> None:
         """Ends the stream: well, or with `refused`."""
@@ -137,6 +138,26 @@ class RobotSession:
             self._end.set_result(None)
         else:
             self._end.set_exception(refused)
+        self._has_output.set()
+
+    def _stop_asking(self, listening: "list[asyncio.Task[None]]") -> None:
+        for task in listening:
+            task.cancel()
+        for call in tuple(self._live):
+            self._sessions.requests.release(call)
+
+    async def _flush(self, writing: "asyncio.Task[None]") -> None:
+        """Lets what was answered get to a robot that reads.
+
+        gRPC takes no status while a message is on its way: the stream would end
+        without one, and its robot never hear of it.
+        """
+        server = self._sessions.server
+        waited_ns = 0
+        if self._write_began_ns is not None:
+            waited_ns = self._clock.now_ns() - self._write_began_ns
+        left_ns = ns_from_s(server.write_timeout_s) - waited_ns
+        await asyncio.wait({writing}, timeout=s_from_ns(max(0, left_ns)))
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
         """Turns whatever ends one of the tasks into the end of the stream."""
@@ -238,6 +259,8 @@ class RobotSession:
                 self._write_began_ns = self._clock.now_ns()
                 await write(message.SerializeToString())
                 self._write_began_ns = None
+            if self._end.done():
+                return
             if self._is_half_closed and not self._live:
                 self.end()
                 return
