@@ -12,9 +12,7 @@ import pytest
 from cloud.scheduler.types import Rejected
 from headway.outcome import Reason
 from headway.rpc.errors import InvalidRequestError, UnavailableError
-from headway.rpc.status import error_from_rpc
 from headway.v1 import robot_pb2
-from headway.v1.robot_pb2_grpc import RobotServiceStub
 from tests.support.fifo_policy import FifoPolicy
 from tests.support.running_server import (
     RunningServer,
@@ -275,28 +273,6 @@ async def test_shutdown_is_told_before_the_stream_ends() -> None:
         error = await read_error(stream)
         assert (type(error), error.reason) == (UnavailableError, Reason.DRAINING)
         await stopping
-
-
-async def test_a_status_is_told_however_close_it_follows_an_answer() -> None:
-    """While a message is on its way gRPC takes no status: the robot would never hear."""
-    async with running_server(
-        settings(), make_engine=ScriptedEngine, policy=FifoPolicy()
-    ) as running:
-
-        def greet_twice() -> list[Reason | None]:
-            reasons = []
-            with grpc.insecure_channel(running.server.address) as channel:
-                stub = RobotServiceStub(channel)
-                for _ in range(50):
-                    # The second is there before the settings are out.
-                    stream = stub.Session(iter([hello(), hello()]), timeout=10)
-                    with pytest.raises(grpc.RpcError) as caught:
-                        list(stream)
-                    reasons.append(error_from_rpc(caught.value).reason)
-            return reasons
-
-        # From another thread: within one loop the two never come that close.
-        assert await asyncio.to_thread(greet_twice) == [Reason.CONFLICT] * 50
 
 
 async def test_shutdown_brings_every_promised_answer_to_its_robot() -> None:
