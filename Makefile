@@ -35,7 +35,7 @@ demo: $(INSTALLED) ## run the main job: a server, eight robots, batch work besid
 	@exec $(BIN)/headway demo
 
 test: $(INSTALLED) ## pass the tests
-	@$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --basetemp=.cache/pytest
+	@mkdir -p .cache && $(BIN)/python -m pytest --cov --cov-report=term:skip-covered --basetemp=.cache/pytest
 
 check: lint types layers contract test ## what CI runs
 
@@ -70,10 +70,10 @@ bench: $(INSTALLED) ## measure (minutes)
 	@set -e; for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench; done
 
 soak: $(INSTALLED) ## long proofs (many minutes)
-	@$(BIN)/python -m pytest -m soak --timeout=3600 --basetemp=.cache/pytest
+	@mkdir -p .cache && $(BIN)/python -m pytest -m soak --timeout=3600 --basetemp=.cache/pytest
 
 validate: $(INSTALLED) ## checks against measured systems and large models
-	@$(BIN)/python -m pytest -m validate --timeout=3600 --basetemp=.cache/pytest
+	@mkdir -p .cache && $(BIN)/python -m pytest -m validate --timeout=3600 --basetemp=.cache/pytest
 
 clean: ## forget everything that was set up
 	rm -rf $(VENV) .cache
