@@ -25,6 +25,8 @@ class EngineSpec:
     num_blocks: int = 1024
     num_swap_blocks: int = 0
     max_context_tokens: int | None = None  # None: what model and blocks allow.
+    # (name, folder) of each LoRA adapter that requests may name.
+    adapters: tuple[tuple[str, str], ...] = ()
     # Most time spent on measuring steps; each is measured once in any case.
     calibration_s: float = 2.0
     # CostModel's coefficients, for the simulated engine: t0, c_p, c_a, c_d, c_kv in ns.
@@ -40,7 +42,8 @@ class EngineSpec:
     def from_json(cls, text: str) -> "EngineSpec":
         """The spec that `to_json` wrote."""
         values = json.loads(text)
-        return cls(**values | {"simulated_ns": tuple(values["simulated_ns"])})
+        adapters = tuple((name, folder) for name, folder in values["adapters"])
+        return cls(**values | {"simulated_ns": tuple(values["simulated_ns"]), "adapters": adapters})
 
 
 def make_executor(spec: EngineSpec) -> Executor:
@@ -81,4 +84,5 @@ def make_executor(spec: EngineSpec) -> Executor:
         num_blocks=spec.num_blocks,
         num_swap_blocks=spec.num_swap_blocks,
         max_context_tokens=spec.max_context_tokens,
+        adapters={name: Path(folder) for name, folder in spec.adapters},
     )

@@ -163,7 +163,7 @@ class TorchExecutor:
         """
         started_ns = time.monotonic_ns()
         logits = self.step_logits(plan, opened)
-        outputs = self._sample([item for item in plan.items if item.samples], logits)
+        outputs = self.choose(plan, logits)
         return StepResult(plan.step_id, outputs, time.monotonic_ns() - started_ns)
 
     @torch.inference_mode()
@@ -223,7 +223,9 @@ class TorchExecutor:
         )
 
     @torch.inference_mode()
-    def _sample(self, items: Sequence[ScheduledItem], logits: Tensor) -> tuple[StepOutput, ...]:
+    def choose(self, plan: StepPlan, logits: Tensor) -> tuple[StepOutput, ...]:
+        """Ends a step: chooses the tokens of the items that sample, from their logits."""
+        items = [item for item in plan.items if item.samples]
         if not items:
             return ()
         lives = [self._requests[item.request_id] for item in items]

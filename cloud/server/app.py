@@ -56,6 +56,7 @@ class Server:
     Attributes:
         port: where it listens, once started.
         model: what is served.
+        is_trained_to_act: whether its actions can mean anything.
 
     Raises:
         HeadwayError: settings that cannot be served, or no usable model.
@@ -85,6 +86,9 @@ class Server:
             ),
             Ledger(self._metrics if settings.server.metrics_port else None),
             self._clock,
+            prefix_block_tokens=(
+                settings.engine.block_tokens if settings.scheduler.prefix_cache else 0
+            ),
         )
         self._gate = CallGate(
             DevelopmentAuthenticator(settings.tenants),
@@ -239,7 +243,10 @@ class Server:
     def _robot_service(self, tokenizer: Tokenizer) -> RobotService:
         settings = self.settings
         codec = ActionCodec(tokenizer, settings.actions, self.model.name)
-        requests = ActionRequests(codec, self.dispatcher)
+        self.is_trained_to_act = not self.model.is_untrained and (
+            codec.has_action_tokens or bool(settings.actions.adapter)
+        )
+        requests = ActionRequests(codec, self.dispatcher, adapter=settings.actions.adapter)
         sessions = Sessions(requests, settings.server, settings.actions, self._clock)
         generate = Generate(
             self.dispatcher,

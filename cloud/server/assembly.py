@@ -74,6 +74,7 @@ def engine_factory(
         block_tokens=settings.block_tokens,
         num_blocks=settings.num_blocks,
         max_context_tokens=settings.max_context_tokens or None,
+        adapters=settings.adapter_folders,
     )
 
     def make_torch() -> Engine:

@@ -12,6 +12,7 @@ from typing import Any
 
 from cloud.engine.api import EngineRequest
 from cloud.scheduler.policy import Policy
+from cloud.scheduler.prefix import prefix_hashes
 from cloud.scheduler.types import Admitted, Ended, Event, Rejected, Request, TokenEmitted
 from cloud.server.ledger import Ledger
 from cloud.server.refused import CallRefused
@@ -79,16 +80,25 @@ class Dispatcher:
         ledger: keeps count of what became of requests.
         clock: the one clock of policy and deadlines; must be the loop's own
             (monotonic), since timers are set by it.
+        prefix_block_tokens: tokens in the engines' KV blocks, by which equal
+            beginnings of prompts are found; 0: they are not looked for.
     """
 
     def __init__(
-        self, policy: Policy, replicas: Sequence[Replica], ledger: Ledger, clock: Clock
+        self,
+        policy: Policy,
+        replicas: Sequence[Replica],
+        ledger: Ledger,
+        clock: Clock,
+        *,
+        prefix_block_tokens: int = 0,
     ) -> None:
         self.policy = policy
         self.replicas = tuple(replicas)
         self.ledger = ledger
         self.is_draining = False
         self._clock = clock
+        self._prefix_block_tokens = prefix_block_tokens
         self._calls: dict[str, Call] = {}
         self._expiry: asyncio.TimerHandle | None = None
         self._expiry_ns = 0
@@ -105,6 +115,14 @@ class Dispatcher:
     def has_engine(self) -> bool:
         """Whether any replica can be given work."""
         return any(replica.is_up for replica in self.replicas)
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest prompt plus output that some replica's engine can take."""
+        return max(
+            (one.description.max_context_tokens for one in self.replicas if one.description),
+            default=0,
+        )
 
     async def start(self) -> None:
         """Starts every engine, and waits until all are ready.
@@ -136,6 +154,8 @@ class Dispatcher:
             ValueError: the request is impossible by its own terms.
         """
         now_ns = self._clock.now_ns()
+        if self._prefix_block_tokens:
+            self._name_prefix(call)
         request = call.request
         # Before the answer: admission may itself end what it supersedes.
         self._calls[request.request_id] = call
@@ -241,6 +261,17 @@ class Dispatcher:
                 call.on_ended(call)
         if not calls:
             self._idle.set()
+
+    def _name_prefix(self, call: Call) -> None:
+        """Says by what names the blocks of the prompt are known."""
+        request = call.request
+        names = prefix_hashes(
+            call.prompt.prompt,
+            self._prefix_block_tokens,
+            tenant=request.tenant,
+            adapter=request.adapter,
+        )
+        call.request = dataclasses.replace(request, prefix_hashes=names)
 
     def _with_restart_hint(self, answer: Rejected) -> Rejected:
         return Rejected(

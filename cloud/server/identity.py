@@ -21,6 +21,7 @@ class Identity:
 
     tenant: str
     classes: frozenset[RequestClass]
+    adapters: frozenset[str] = frozenset("*")
 
     def require_class(self, request_class: RequestClass) -> None:
         """Lets the classes of the tenant pass.
@@ -32,6 +33,19 @@ class Identity:
             raise CallRefused(
                 Reason.PERMISSION_DENIED,
                 f"tenant '{self.tenant}' may not use the class {request_class.label}; "
+                "the server's configuration says which ones it may",
+            )
+
+    def require_adapter(self, adapter: str) -> None:
+        """Lets the adapters of the tenant pass, and the model itself.
+
+        Raises:
+            CallRefused: PERMISSION_DENIED.
+        """
+        if adapter and not self.adapters & {adapter, "*"}:
+            raise CallRefused(
+                Reason.PERMISSION_DENIED,
+                f"tenant '{self.tenant}' may not use the adapter '{adapter}'; "
                 "the server's configuration says which ones it may",
             )
 
@@ -59,7 +73,9 @@ class DevelopmentAuthenticator:
         named = [tenant for tenant in tenants if tenant.name == "default"]
         tenant = (named or list(tenants))[0]
         self._identity = Identity(
-            tenant.name, frozenset(RequestClass[name.upper()] for name in tenant.classes)
+            tenant.name,
+            frozenset(RequestClass[name.upper()] for name in tenant.classes),
+            frozenset(tenant.adapters),
         )
 
     def identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Identity:

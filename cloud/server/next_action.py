@@ -45,14 +45,21 @@ class ActionRequests:
     Args:
         codec: speaks the model's language.
         dispatcher: runs the requests.
+        adapter: that chooses actions; empty for the model itself.
         sees_images: whether the model has a vision encoder.
     """
 
     def __init__(
-        self, codec: ActionCodec, dispatcher: Dispatcher, *, sees_images: bool = False
+        self,
+        codec: ActionCodec,
+        dispatcher: Dispatcher,
+        *,
+        adapter: str = "",
+        sees_images: bool = False,
     ) -> None:
         self._codec = codec
         self._dispatcher = dispatcher
+        self._adapter = adapter
         self._sees_images = sees_images
         self._sampling = Sampling(allowed_tokens=codec.allowed_tokens)
         self._numbers = count(1)
@@ -69,7 +76,7 @@ class ActionRequests:
         if found is None:
             known = ", ".join(sorted(self._codec.embodiments))
             raise CallRefused.invalid(
-                field, f"'{name[:64]}' is not served; expected one of {known}"
+                field, f"{name[:64]!r} is not served; expected one of {known}"
             )
         return found
 
@@ -101,6 +108,7 @@ class ActionRequests:
             CallRefused: it is malformed, not allowed, or was not admitted.
         """
         identity.require_class(RequestClass.INTERACTIVE)
+        identity.require_adapter(self._adapter)
         check_observation(observation, sees_images=self._sees_images, prefix=prefix)
         deadline_ns = call_deadline_ns
         if observation.HasField("budget"):
@@ -123,11 +131,12 @@ class ActionRequests:
             deadline_ns=deadline_ns,
             deadline_covers=DeadlineCovers.LAST_TOKEN,
             has_fixed_output=True,
+            adapter=self._adapter,
             supersedes=self._superseded_by_next(robot),
         )
         call = ActionCall(
             request,
-            EngineRequest(request_id, prompt, self._sampling),
+            EngineRequest(request_id, prompt, self._sampling, self._adapter),
             arrived_ns,
             self._ended,
             label=f"{robot_id}/{observation.observation_id}",

@@ -184,6 +184,12 @@ class EngineSettings(Section):
     max_context_tokens: int = Field(
         0, ge=0, description="Longest prompt plus output, in tokens; 0 is the model's own limit."
     )
+    adapters: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="LoRA adapters that are loaded beside the model, each as NAME=FOLDER, the "
+        "folder as PEFT writes it.",
+    )
     start_timeout_s: float = Field(
         300.0, gt=0, description="How long an engine may take to be ready, in seconds."
     )
@@ -209,6 +215,20 @@ class EngineSettings(Section):
     def num_threads(self) -> int:
         """CPU threads of an engine on this machine."""
         return self.threads or default_threads()
+
+    @property
+    def adapter_folders(self) -> tuple[tuple[str, str], ...]:
+        """(name, folder) of each adapter."""
+        pairs = (adapter.partition("=") for adapter in self.adapters)
+        return tuple((name.strip(), folder.strip()) for name, _, folder in pairs)
+
+    @model_validator(mode="after")
+    def _adapters_have_names(self) -> Self:
+        for given, (name, folder) in zip(self.adapters, self.adapter_folders, strict=True):
+            if not (name and folder):
+                raise ValueError(f"adapters must each be NAME=FOLDER, got {given!r}")
+        _require_unique("adapters", [name for name, _ in self.adapter_folders])
+        return self
 
     @model_validator(mode="after")
     def _holds_a_block(self) -> Self:
@@ -319,6 +339,11 @@ class TenantSettings(Section):
         min_length=1,
         description="Classes that the tenant may use.",
     )
+    adapters: tuple[str, ...] = Field(
+        ("*",),
+        strict=False,
+        description="Names of the adapters that the tenant may use; * is all of them.",
+    )
     tokens_per_s: float = Field(
         0.0, ge=0, description="Lasting rate of weighted tokens, per second; 0 is unlimited."
     )
@@ -380,6 +405,9 @@ class ActionSettings(Section):
     step_period_s: float = Field(
         0.1, gt=0, le=60, description="Time between two steps of a chunk, in seconds."
     )
+    adapter: str = Field(
+        "", description="Name of the adapter that chooses actions; empty is the model itself."
+    )
     embodiments: tuple[EmbodimentSettings, ...] = Field(
         (_DIFF_DRIVE,), strict=False, min_length=1, description="Kinds of robots that are served."
     )
@@ -419,6 +447,20 @@ class Settings(Section):
     @model_validator(mode="after")
     def _tenants_differ(self) -> Self:
         _require_unique("tenants", [tenant.name for tenant in self.tenants])
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_loaded(self) -> Self:
+        loaded = {name for name, _ in self.engine.adapter_folders}
+        wanted = {self.actions.adapter: "actions.adapter"} if self.actions.adapter else {}
+        for tenant in self.tenants:
+            wanted |= dict.fromkeys(tenant.adapters, f"adapters of tenant '{tenant.name}'")
+        for name, where in wanted.items():
+            if name != "*" and name not in loaded:
+                known = ", ".join(sorted(loaded)) or "none"
+                raise ValueError(
+                    f"{where} has '{name}', which engine.adapters does not load; it has {known}"
+                )
         return self
 
 

@@ -3,7 +3,10 @@
 import random
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from cloud.engine.api import EngineRequest, Executor
+from cloud.engine.torch_executor import TorchExecutor
 from cloud.scheduler.types import ScheduledItem, StepPlan, StepResult
 
 __all__ = ["ExecutorDriver"]
@@ -103,6 +106,17 @@ class ExecutorDriver:
             if output.is_stop:
                 self.stopped.add(output.request_id)
         return result
+
+    def step_logits(self, *shares: tuple[str, int], **changes: object) -> dict[str, Tensor]:
+        """A step of a torch executor; the logits, float32 [vocabulary], by request."""
+        executor = self.executor
+        assert isinstance(executor, TorchExecutor)
+        plan = self.plan(shares, **changes)
+        logits = executor.step_logits(plan, self.take_opened())
+        outputs = executor.choose(plan, logits)
+        for output in outputs:
+            self.outputs[output.request_id].append(output.token)
+        return {output.request_id: row for output, row in zip(outputs, logits, strict=True)}
 
     def generate(self, request: EngineRequest, num_outputs: int) -> list[int]:
         """One request alone, its prompt in one chunk."""

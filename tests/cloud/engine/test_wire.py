@@ -22,7 +22,10 @@ def _over_the_wire(message: pb.StepsRequest) -> tuple[StepPlan, list[EngineReque
 def test_a_plan_arrives_as_it_was_sent() -> None:
     """With every field set, requests named by their handles."""
     encoder = StepEncoder("x")
-    opened = [EngineRequest("robot-7", (9, 8), _SAMPLING, "act"), EngineRequest("b", (1, 2), outputs=(3,))]
+    opened = [
+        EngineRequest("robot-7", (9, 8), _SAMPLING, "act"),
+        EngineRequest("b", (1, 2), outputs=(3,)),
+    ]
     items = (
         ScheduledItem("b", 0, 2, True, False, (5, 6), True),
         ScheduledItem("robot-7", 1, 1, False, True, (), False),
