@@ -20,6 +20,7 @@ class StepDraft:
         "_tokens",
         "chunks",
         "decodes",
+        "hard_ns",
         "spent_ns",
     )
 
@@ -27,6 +28,8 @@ class StepDraft:
         self._min_chunk = min_chunk_tokens
         self._replica = replica
         self.spent_ns = replica.cost.t0_ns
+        # Longest step with which the promises in it are kept.
+        self.hard_ns = float("inf")
         self.decodes: list[LiveRequest] = []
         self.chunks: list[Chunk] = []
         self._tokens = self._pairs = self._kv_tokens = 0
@@ -48,21 +51,19 @@ class StepDraft:
         live: LiveRequest,
         limit_ns: float,
         *,
-        hard_ns: float | None = None,
+        has_floor: bool = False,
     ) -> int:
         """Prompt tokens of a request that fit into a step of `limit_ns`.
 
-        With `hard_ns` the first prefill of a step gets the smallest chunk beyond
-        that limit, but not beyond `hard_ns`: decodes cannot starve it, and it
-        breaks no promise.
+        With a floor, the first prefill of a step gets the smallest chunk beyond
+        that limit: decodes cannot starve it. Never so much that a promise breaks.
         """
         cost = self._replica.cost
         left = live.prefill_left
-        if hard_ns is not None:
-            if not self.chunks:
-                floor_ns = cost.chunk_ns(live.computed, min(self._min_chunk, left))
-                limit_ns = max(limit_ns, self.spent_ns + floor_ns)
-            limit_ns = min(limit_ns, hard_ns)
+        if has_floor and not self.chunks:
+            floor_ns = cost.chunk_ns(live.computed, min(self._min_chunk, left))
+            limit_ns = max(limit_ns, self.spent_ns + floor_ns)
+        limit_ns = min(limit_ns, self.hard_ns)
         spare_ns = limit_ns - self.spent_ns
         if cost.chunk_ns(live.computed, left) <= spare_ns:
             return left

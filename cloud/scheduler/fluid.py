@@ -87,7 +87,9 @@ class _View:
         self._full_ns = cost.t0_ns + self._slots * (
             cost.decode_ns + cost.kv_ns * newcomer.total_tokens
         )
-        self._room = replica.pool.num_blocks * replica.pool.block_tokens
+        # Requests do not fill the memory to the brim: on average half of one is left.
+        room = replica.pool.num_blocks * replica.pool.block_tokens
+        self._room = max(1, room - newcomer.kv_tokens_at_most // 2)
         self._ahead = Due()
         self._running = Due()
         for rank in ranks:
@@ -113,10 +115,11 @@ class _View:
         by_time_ns = min(
             decoded_ns / self._speed(self._base_ns), work_ns / self._speed(self._full_ns)
         )
-        # Each slot gives a token a step, and KV is held for as many steps.
-        by_slots = (due.outputs + self._running.outputs) // self._slots - 1
-        by_room = (due.held + self._running.held) // self._room - 1
-        steps_ns = max(0, by_slots, by_room) * self._base_ns
+        # Each slot gives a token a step, KV is held for as many steps, and the
+        # prefills make these steps longer.
+        by_slots = (due.outputs + self._running.outputs) / self._slots
+        by_room = (due.held + self._running.held) / self._room
+        steps_ns = max(by_slots, by_room) * self._base_ns + work_ns
         return self._start_ns + int(self._stretch * max(by_time_ns, steps_ns))
 
     def decode_ns(self, newcomer: LiveRequest, behind_ns: float) -> int:

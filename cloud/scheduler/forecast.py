@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 
 from cloud.scheduler.config import SchedulerConfig
 from cloud.scheduler.kv import blocks_for
-from cloud.scheduler.replica import Replica, spared_ns
+from cloud.scheduler.replica import GUARD, Replica, spared_ns
 from cloud.scheduler.request_state import NEVER_NS, LiveRequest
 
 __all__ = ["Forecast", "forecast", "lost_anyway"]
@@ -90,7 +90,7 @@ def forecast(
     finish_ns = NEVER_NS
     for job, at_ns in roll.run():
         if job.live is newcomer:
-            finish_ns = int(at_ns)
+            finish_ns = int(at_ns + (at_ns - now_ns) * GUARD)
             if finish_ns > newcomer.deadline_ns:
                 break
         elif at_ns > job.deadline_ns and job.live not in ignored:
@@ -255,8 +255,7 @@ class _Roll:
         return completed
 
     def _take_step(self, step_ns: float, count: int) -> None:
-        # A step takes whole nanoseconds, rounded up.
-        self._time_ns += (step_ns + 1) * self._stretch * count
+        self._time_ns += step_ns * self._stretch * count
         self._step += count
         self._longest_ns = max(self._longest_ns, step_ns)
 
@@ -297,6 +296,11 @@ class _Roll:
             spent_ns += own_ns
             if num == job.prefill:
                 completed.append(job)
+                # Its token comes when the step ends: no later one may delay that.
+                own_ns = self._cost.decode_ns
+                spared = self._spared_ns(job, self._steps_left(job), self._decode_ns + own_ns)
+                hard_ns = min(hard_ns, own_ns + spared)
+                spare_ns = min(spare_ns, hard_ns)
                 continue
             job.prefill -= num
             job.context += num
@@ -311,15 +315,21 @@ class _Roll:
         laxity_ns = float("inf")
         for last, _, job in self._decoding:
             if job.deadline_ns != NEVER_NS:
-                spare_ns = spared_ns(
-                    job.deadline_ns - self._time_ns,
-                    last - self._step,
-                    self._decode_ns,
-                    self._stretch,
-                    self._excess,
-                )
-                laxity_ns = min(laxity_ns, spare_ns)
+                spared = self._spared_ns(job, last - self._step, self._decode_ns)
+                laxity_ns = min(laxity_ns, spared)
         return laxity_ns
+
+    def _spared_ns(self, job: _Job, steps: int, step_ns: float) -> float:
+        """By how much this step may be longer than `step_ns` for a promise of `steps` steps."""
+        if job.deadline_ns == NEVER_NS:
+            return float("inf")
+        slack_ns = job.deadline_ns - self._time_ns
+        return spared_ns(slack_ns, steps, step_ns, self._stretch, self._excess)
+
+    @staticmethod
+    def _steps_left(job: _Job) -> int:
+        """Steps until the promised token, from that which completes the prefill."""
+        return job.decodes + 1 if job.live.covers_last else 1
 
     def _start_decoding(self, job: _Job, *, into_heap: bool = False) -> None:
         if job.decodes <= 0:

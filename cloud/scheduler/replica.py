@@ -15,8 +15,11 @@ from cloud.scheduler.request_state import LiveRequest, Stage
 from cloud.scheduler.types import ReplicaSpec
 from headway.cost_model import CostModel, StepShape
 
-__all__ = ["Chunk", "Flight", "Replica", "spared_ns"]
+__all__ = ["GUARD", "Chunk", "Flight", "Replica", "spared_ns"]
 
+# Share of a span that is kept for what is rounded: contexts at the middle of their
+# growth, steps in whole nanoseconds.
+GUARD = 1 / 1024
 # After this long a step counts half in the forecast of interactive load.
 _LOAD_HALF_LIFE_NS = 5_000_000_000
 
@@ -262,9 +265,11 @@ class Replica:
 def spared_ns(slack_ns: float, steps: int, step_ns: float, stretch: float, excess: float) -> float:
     """By how much one of `steps` steps of `step_ns` may be longer, so that all end
     within `slack_ns`, with the margin on each and the excess kept for the longest.
+
+    Twice the guard is kept: once more than of a newcomer's own span.
     """
-    needed_ns = (stretch * steps + excess) * (step_ns + 1)  # Whole nanoseconds, rounded up.
-    return (slack_ns - needed_ns) / (stretch + excess)
+    needed_ns = (stretch * steps + excess) * step_ns
+    return (slack_ns * (1 - 2 * GUARD) - needed_ns) / (stretch + excess)
 
 
 def _key(live: LiveRequest) -> tuple[int, int, int]:

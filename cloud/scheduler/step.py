@@ -23,7 +23,7 @@ from cloud.scheduler.draft import StepDraft
 from cloud.scheduler.kv import blocks_for
 from cloud.scheduler.preemption import Preemption
 from cloud.scheduler.queues import FairQueue
-from cloud.scheduler.replica import Replica
+from cloud.scheduler.replica import GUARD, Replica
 from cloud.scheduler.request_state import LiveRequest
 from headway.outcome import RequestClass
 
@@ -67,13 +67,16 @@ class StepComposer:
         stalled = self._grow_decodes(replica, now_ns)
         draft = StepDraft(replica, self._config.min_chunk_tokens)
         is_blocked = False  # Promised work is left over, for want of room.
+        promise_ns = math.inf  # Longest step with which all promises in it are kept.
         for rank in range(_BATCH):
             ceiling_ns = self._ceiling_ns(replica, rank, now_ns)
             self._add_decodes(replica, draft, rank, -1.0 if is_blocked else ceiling_ns, stalled)
-            hard_ns = min(ceiling_ns, self._spared_ns(replica, rank, now_ns))
+            draft.hard_ns = min(ceiling_ns, self._spared_ns(replica, rank, now_ns))
             is_blocked |= self._add_promised_prefills(
-                replica, draft, rank, hard_ns, now_ns, may_join=not is_blocked
+                replica, draft, rank, now_ns, may_join=not is_blocked
             )
+            promise_ns = min(promise_ns, draft.hard_ns)
+        draft.hard_ns = promise_ns
         self._add_batch(replica, draft, stalled, is_blocked, now_ns)
         if draft.is_empty and stalled:
             self._break_stall(replica, draft, stalled, now_ns)
@@ -148,7 +151,7 @@ class StepComposer:
         """
         least_ns = float("inf")
         above_ns = replica.cost.t0_ns
-        trust = 1 / (replica.margin.value + replica.margin.step_excess)
+        trust = (1 - 2 * GUARD) / (replica.margin.value + replica.margin.step_excess)
         for upper in range(rank):
             above_ns += replica.decode_cost_ns(upper)
             for live in replica.decoding[upper]:
@@ -177,7 +180,7 @@ class StepComposer:
         """Longest step with prefills of class `rank` in it: those that decode
         already keep their promises even if all laxity is used at once.
         """
-        decode_ns = replica.cost.t0_ns + sum(map(replica.decode_cost_ns, range(rank + 1)))
+        decode_ns = self._decode_ns(replica, rank)
         return decode_ns + min(
             (
                 replica.spared_ns(live, decode_ns, now_ns)
@@ -194,27 +197,27 @@ class StepComposer:
         replica: Replica,
         draft: StepDraft,
         rank: int,
-        hard_ns: float,
         now_ns: int,
         *,
         may_join: bool,
     ) -> bool:
         """The class's prefills by deadline. Returns whether some are left over."""
-        limits = (self._target_ns(replica, rank), hard_ns)
+        target_ns = self._target_ns(replica, rank)
         if not may_join:
-            is_short = self._go_on(replica, draft, replica.prefilling[rank], limits)
+            prefilling = replica.prefilling[rank]
+            is_short = self._go_on(replica, draft, prefilling, target_ns, now_ns)
             return is_short or replica.waiting[rank].head is not None
         for live in self._by_deadline(replica, rank):
             if live not in replica.running:
-                if not draft.fitting(live, limits[0], hard_ns=hard_ns):
+                if not draft.fitting(live, target_ns, has_floor=True):
                     return True
                 if not self._join_promised(replica, live, now_ns):
                     # No later one may take the room that comes free for it; those
                     # that have room already go on.
                     later = [one for one in replica.prefilling[rank] if one.key > live.key]
-                    self._go_on(replica, draft, later, limits)
+                    self._go_on(replica, draft, later, target_ns, now_ns)
                     return True
-            if self._go_on(replica, draft, [live], limits):
+            if self._go_on(replica, draft, [live], target_ns, now_ns):
                 return True
         return False
 
@@ -223,17 +226,28 @@ class StepComposer:
         replica: Replica,
         draft: StepDraft,
         lives: list[LiveRequest],
-        limits: tuple[float, float],
+        target_ns: float,
+        now_ns: int,
     ) -> bool:
         """Gives step time to running prefills, in order. Returns whether it was too little."""
         for live in lives:
             left = live.prefill_left
-            num = draft.fitting(live, limits[0], hard_ns=limits[1])
+            num = draft.fitting(live, target_ns, has_floor=True)
             if num:
                 self._add_chunk(replica, draft, live, num)
             if num < left:
                 return True
+            if not live.is_met:
+                # Its token comes when the step ends: no later one may delay that.
+                decode_ns = self._decode_ns(replica, live.rank) + replica.cost.decode_ns
+                spared_ns = replica.spared_ns(live, decode_ns, now_ns)
+                draft.hard_ns = min(draft.hard_ns, decode_ns + spared_ns)
         return False
+
+    @staticmethod
+    def _decode_ns(replica: Replica, rank: int) -> float:
+        """Time of a step with the decodes of classes down to `rank` alone."""
+        return replica.cost.t0_ns + sum(map(replica.decode_cost_ns, range(rank + 1)))
 
     @staticmethod
     def _by_deadline(replica: Replica, rank: int) -> Iterator[LiveRequest]:
@@ -312,16 +326,11 @@ class StepComposer:
             limit_ns = -1.0
         lane_ns = replica.lane.accrue(now_ns, is_starving=self._is_starving(replica, now_ns))
         before_ns = draft.spent_ns
-        self._add_decodes(
-            replica, draft, _BATCH, max(limit_ns, before_ns + lane_ns if lane_ns else -1), stalled
-        )
-        self._add_batch_prefills(
-            replica,
-            draft,
-            max(limit_ns, before_ns + lane_ns if lane_ns else -1),
-            is_blocked,
-            now_ns,
-        )
+        with_lane_ns = limit_ns
+        if lane_ns:
+            with_lane_ns = max(limit_ns, min(before_ns + lane_ns, draft.hard_ns))
+        self._add_decodes(replica, draft, _BATCH, with_lane_ns, stalled)
+        self._add_batch_prefills(replica, draft, with_lane_ns, is_blocked, now_ns)
         used_ns = draft.spent_ns - before_ns
         if used_ns > 0:
             replica.lane.spend(min(used_ns, max(lane_ns, draft.spent_ns - limit_ns)))
@@ -365,7 +374,7 @@ class StepComposer:
         long = replica.long_prefill
         if long is not None:
             # With nothing else in the step a little of it goes on in any case.
-            num = draft.fitting(long, limit_ns, hard_ns=math.inf if draft.is_empty else limit_ns)
+            num = draft.fitting(long, limit_ns, has_floor=draft.is_empty)
             if num:
                 self._add_chunk(replica, draft, long, num)
 
@@ -383,7 +392,7 @@ class StepComposer:
         now_ns: int,
     ) -> None:
         """Lets waiting batch requests join while they fit."""
-        decode_ns = replica.cost.t0_ns + sum(map(replica.decode_cost_ns, range(_BATCH + 1)))
+        decode_ns = self._decode_ns(replica, _BATCH)
         smallest_ns = replica.cost.chunk_ns(0, self._config.min_chunk_tokens)
         while replica.num_running < self._config.max_running:
             joined = None

@@ -58,7 +58,7 @@ def test_a_promise_counts_the_running_step() -> None:
     plan = bench.plan()
     decision = bench.submit(interactive("robot", 500 * MS, max_output_tokens=1))
     assert isinstance(decision, Admitted)
-    assert decision.predicted_ns == pytest.approx(plan.predicted_ns + 26.4 * MS, abs=0.1 * MS)
+    assert decision.predicted_ns == pytest.approx(plan.predicted_ns + 26.4 * MS, abs=0.2 * MS)
 
 
 def test_lower_work_does_not_count() -> None:

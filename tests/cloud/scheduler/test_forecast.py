@@ -127,17 +127,18 @@ def test_the_roll_forward_agrees_with_what_happens(draw: Draw) -> None:
     """
     broken, needless = _rates(300, draw)
     assert broken <= 0.005
-    assert needless <= 0.05
+    assert needless <= 0.1  # Room for the largest output is kept in mind.
 
 
 def test_the_fluid_test_breaks_few_promises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stands in for the roll-forward where many first tokens are waited for, and
-    is seldom wrong there either way.
+    """It stands in for the roll-forward where many first tokens are waited for. A case
+    here is 60 to 300 requests: in at most one of 15 cases a promise breaks, and at
+    most a quarter of the newcomers are refused needlessly.
     """
     monkeypatch.setattr(admission, "_FORECAST_LIMITS", (-1, -1))
-    broken, needless = _rates(100, _random_patient, 120)
-    assert broken <= 0.02
-    assert needless <= 0.2
+    broken, needless = _rates(60, _random_patient, 300)
+    assert broken <= 1 / 15
+    assert needless <= 0.25
 
 
 def test_a_long_queue_of_first_tokens_is_promised_well() -> None:
