@@ -5,12 +5,16 @@ import gc
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import structlog
 
 from headway.config import Settings, load_settings
 from headway.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from cloud.server.app import Server
 
 __all__ = ["serve"]
 
@@ -69,9 +73,8 @@ async def _serve(settings: Settings) -> int:
         if not await signals.outlasted_by(starting, times=1):
             return 0
         _freeze()
-        untrained = " (untrained: its actions mean nothing)" if server.model.is_untrained else ""
         click.echo(
-            f"headway: serving {server.model.name}{untrained} on {server.address}, "
+            f"headway: serving {server.model.name}{_caution(server)} on {server.address}, "
             f"{settings.engine.kind} engine. Ctrl-C stops"
         )
         running = asyncio.create_task(server.run())
@@ -83,6 +86,14 @@ async def _serve(settings: Settings) -> int:
         return _EXIT_AT_ONCE
     finally:
         await server.stop(grace_s=0)
+
+
+def _caution(server: "Server") -> str:
+    """What a person is to know before a robot moves by the model's word."""
+    if server.is_trained_to_act:
+        return ""
+    what = "untrained" if server.model.is_untrained else "not trained to act"
+    return f" ({what}: its actions mean nothing)"
 
 
 class _Signals:

@@ -1,5 +1,6 @@
 """`headway serve` as a process: its ready line, its ends, and what it says of wrong input."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from cloud.engine.tiny import write_tiny_checkpoint
 from headway.outcome import Reason
 from headway.rpc.status import error_from_rpc
 from headway.v1 import robot_pb2
@@ -84,6 +86,31 @@ def test_ready_line_names_model_address_and_engine(serve: Serve) -> None:
     process.send_signal(signal.SIGTERM)
     process.wait(30)
     assert process.returncode == 0
+
+
+def test_model_that_was_not_trained_to_act_says_so_and_serves_both(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Any language model will do to try the way to the robot with."""
+    folder = tmp_path / "talker"
+    write_tiny_checkpoint(folder)
+    config, tokens = folder / "config.json", folder / "tokenizer.json"
+    config.write_text(config.read_text().replace('"headway_untrained": true', '"tried": true'))
+    whole = json.loads(tokens.read_text())
+    whole["added_tokens"] = [one for one in whole["added_tokens"] if "act" not in one["content"]]
+    tokens.write_text(json.dumps(whole))
+    process = serve("[engine]\nkv_tokens = 2048\n", "--model", str(folder))
+    stdout = process.stdout
+    assert stdout is not None
+    line = stdout.readline()
+    assert "talker (not trained to act: its actions mean nothing) on 127" in line
+    address = line.partition(" on ")[2].partition(",")[0]
+    with grpc.insecure_channel(address) as channel:
+        stub = RobotServiceStub(channel)
+        assert len(ask(stub, "obs-1").result(60).action.steps) == 10
+        request = robot_pb2.GenerateRequest(prompt="hi", max_tokens=3)
+        *_, last = stub.Generate(request)
+        assert last.summary.output_tokens <= 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -212,8 +239,6 @@ def test_port_in_use_is_one_line_and_no_engine_was_started(serve: Serve) -> None
 
 def test_damaged_checkpoint_is_one_line(serve: Serve, tmp_path: Path) -> None:
     """Found by the engine process; said by the server."""
-    from cloud.engine.tiny import write_tiny_checkpoint
-
     folder = tmp_path / "damaged"
     write_tiny_checkpoint(folder)
     weights = folder / "model.safetensors"
@@ -240,3 +265,20 @@ def test_metrics_are_served_where_asked_for(serve: Serve) -> None:
     lines = text.splitlines()
     assert 'headway_requests_admitted_total{class="interactive",tenant="default"} 1.0' in lines
     assert 'headway_replica_up{replica="replica-0"} 1.0' in lines
+
+
+def test_a_status_is_told_however_close_it_follows_an_answer(serve: Serve) -> None:
+    """While a message is on its way gRPC takes no status: the robot would never hear.
+
+    From another process, where a second Hello is there before the settings are out.
+    """
+    process = serve(SLOW.format(t0_s=0.0))
+    hello = robot_pb2.SessionRequest(
+        hello=robot_pb2.Hello(robot_id="r1", embodiment="diff_drive", rate_hz=10.0)
+    )
+    with grpc.insecure_channel(address_of(process)) as channel:
+        stub = RobotServiceStub(channel)
+        for _ in range(50):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(stub.Session(iter([hello, hello]), timeout=10))
+            assert error_from_rpc(caught.value).reason is Reason.CONFLICT
