@@ -20,6 +20,8 @@ __all__ = [
     "load_tokenizer",
 ]
 
+# From here on a text takes a millisecond and more.
+_LONG_CHARACTERS = 2048
 # Characters that Unicode reserves for inside a program; text has no use for them.
 _NONCHARACTERS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 
@@ -61,6 +63,10 @@ class Tokenizer(Protocol):
     @property
     def vocabulary_tokens(self) -> int:
         """How many ids there are; the model's own vocabulary may be padded beyond."""
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of n has n / longest tokens at least."""
 
     def token_id(self, content: str) -> int | None:
         """The id of the token with exactly this content, if there is one."""
@@ -111,6 +117,7 @@ class FolderTokenizer:
         # Longest first, so that a name that begins with another one is found.
         names = sorted(self._special_ids, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        self.longest_token = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
     @property
     def vocabulary_tokens(self) -> int:
@@ -128,7 +135,10 @@ class FolderTokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a prompt; see `Tokenizer.encode`."""
-        return tuple(self._tokenizer.encode(text).ids)
+        if len(text) < _LONG_CHARACTERS:
+            return tuple(self._tokenizer.encode(text).ids)
+        # Of the library's ways this one alone lets other threads run meanwhile.
+        return tuple(self._tokenizer.encode_batch_fast([text])[0].ids)
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """The ids of a conversation; see `Tokenizer.encode_chat`."""

@@ -14,13 +14,16 @@ from collections.abc import Sequence
 
 from cloud.engine.tokenizer import Tokenizer, action_token_ids
 from cloud.server.prompt import observation_text
+from cloud.server.refused import CallRefused
 from headway.config import ActionSettings, EmbodimentSettings
 from headway.errors import ConfigError
 from headway.v1 import robot_pb2
 
-__all__ = ["NUM_BINS", "ActionCodec", "Embodiment"]
+__all__ = ["MAX_TEXT_CHARACTERS", "NUM_BINS", "ActionCodec", "Embodiment"]
 
 NUM_BINS = 256
+# Ten milliseconds of tokenising, in which nobody else is answered.
+MAX_TEXT_CHARACTERS = 16_384
 
 
 class Embodiment:
@@ -84,8 +87,19 @@ class ActionCodec:
         }
 
     def prompt(self, embodiment: Embodiment, observation: robot_pb2.Observation) -> tuple[int, ...]:
-        """The tokens of what the model is to read."""
-        return self._tokenizer.encode(observation_text(embodiment.name, observation))
+        """The tokens of what the model is to read.
+
+        Raises:
+            CallRefused: INVALID, it is more than a robot's model is meant to read.
+        """
+        text = observation_text(embodiment.name, observation)
+        if len(text) > MAX_TEXT_CHARACTERS:
+            raise CallRefused.invalid(
+                "observation",
+                f"task and state read as {len(text):,} characters; "
+                f"expected at most {MAX_TEXT_CHARACTERS:,}",
+            )
+        return self._tokenizer.encode(text)
 
     def fill(
         self, chunk: robot_pb2.ActionChunk, embodiment: Embodiment, tokens: Sequence[int]

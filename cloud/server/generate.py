@@ -26,6 +26,8 @@ _CLASSES = {
     robot_pb2.PRIORITY_INTERACTIVE: RequestClass.INTERACTIVE,
     robot_pb2.PRIORITY_BATCH: RequestClass.BATCH,
 }
+# Read in less than the way to another thread and back takes.
+_SHORT_CHARACTERS = 2048
 _FINISH = {
     FinishReason.STOP: robot_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: robot_pb2.FINISH_REASON_LENGTH,
@@ -103,7 +105,7 @@ class Generate:
         request_class = _CLASSES[message.priority]
         identity.require_class(request_class)
         request_id = f"text-{next(self._numbers)}"
-        prompt = self._tokenizer.encode(message.prompt)
+        prompt = await self._tokens(message.prompt)
         request = Request(
             request_id=request_id,
             tenant=identity.tenant,
@@ -127,6 +129,30 @@ class Generate:
             await self._stream(call, StopFilter(message.stop), context)
         finally:
             self._dispatcher.cancel(call)
+
+    async def _tokens(self, prompt: str) -> tuple[int, ...]:
+        """The prompt's tokens; a long text holds up nobody else meanwhile.
+
+        Raises:
+            CallRefused: TOO_LARGE, no engine's context could hold it; INVALID, it
+                has no tokens at all.
+        """
+        context = self._dispatcher.max_context_tokens
+        if len(prompt) > context * self._tokenizer.longest_token:
+            raise CallRefused(
+                Reason.TOO_LARGE,
+                f"prompt: {len(prompt):,} characters cannot be read in {context:,} tokens, "
+                "the most that an engine takes",
+                field="prompt",
+            )
+        encode = self._tokenizer.encode
+        if len(prompt) < _SHORT_CHARACTERS:
+            tokens = encode(prompt)
+        else:
+            tokens = await asyncio.to_thread(encode, prompt)
+        if not tokens:
+            raise CallRefused.invalid("prompt", "the model has no tokens for any of it")
+        return tokens
 
     def _deadline_ns(
         self,

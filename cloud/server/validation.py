@@ -15,7 +15,11 @@ from headway.outcome import Reason
 from headway.v1 import robot_pb2
 
 __all__ = [
+    "MAX_IMAGES",
     "MAX_NAME_CHARACTERS",
+    "MAX_STATE_SOURCES",
+    "MAX_STATE_VALUES",
+    "MAX_STOP_CHARACTERS",
     "MAX_STOP_STRINGS",
     "budget_ns",
     "check_generate",
@@ -31,6 +35,11 @@ _MAX_DURATION_S = 315_576_000_000
 _MAX_ID_BYTES = 64
 MAX_NAME_CHARACTERS = 64
 MAX_STOP_STRINGS = 4
+MAX_STOP_CHARACTERS = 256
+# What is looked at item by item holds up everybody else meanwhile.
+MAX_IMAGES = 16
+MAX_STATE_SOURCES = 256
+MAX_STATE_VALUES = 2048
 _MAX_TEMPERATURE = 2.0
 _MAGIC = {
     robot_pb2.IMAGE_ENCODING_JPEG: ("JPEG", b"\xff\xd8\xff"),
@@ -123,6 +132,10 @@ def check_observation(
         raise CallRefused.invalid(
             prefix + "state", "no data; expected a state source, an image or a task"
         )
+    _check_count(prefix + "state", "state sources", len(state), MAX_STATE_SOURCES)
+    _check_count(prefix + "images", "images", len(images), MAX_IMAGES)
+    num_values = sum([len(source.values) for source in state])
+    _check_count(prefix + "state.values", "state values", num_values, MAX_STATE_VALUES)
     for source in state:
         _check_source(prefix, source)
     for image in images:
@@ -131,6 +144,11 @@ def check_observation(
         raise CallRefused.invalid(
             prefix + "images", "the model has no vision encoder; send state or a task"
         )
+
+
+def _check_count(field: str, what: str, count: int, most: int) -> None:
+    if count > most:
+        raise CallRefused.invalid(field, f"{count:,} {what}; expected at most {most:,}")
 
 
 def _check_source(prefix: str, source: robot_pb2.StateSource) -> None:
@@ -142,7 +160,7 @@ def _check_source(prefix: str, source: robot_pb2.StateSource) -> None:
         if not isfinite(named.value):
             raise CallRefused.invalid(
                 prefix + "state.values.value",
-                f"'{_shown(named.name)}' of source '{name}' must be finite, got {named.value}",
+                f"{_shown(named.name)} of source '{name}' must be finite, got {named.value}",
             )
         _check_name(prefix + "state.values.name", named.name)
     if source.HasField("age"):
@@ -196,9 +214,12 @@ def check_generate(request: robot_pb2.GenerateRequest) -> None:
         raise CallRefused.invalid("temperature", f"must be 0 to 2, got {request.temperature:g}")
     if not 0 <= request.top_p <= 1:
         raise CallRefused.invalid("top_p", f"must be 0 to 1, got {request.top_p:g}")
-    if len(request.stop) > MAX_STOP_STRINGS or not all(request.stop):
+    if len(request.stop) > MAX_STOP_STRINGS or not all(
+        0 < len(stop) <= MAX_STOP_CHARACTERS for stop in request.stop
+    ):
         raise CallRefused.invalid(
-            "stop", f"expected at most {MAX_STOP_STRINGS} strings, none empty"
+            "stop",
+            f"expected at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARACTERS} characters",
         )
 
 

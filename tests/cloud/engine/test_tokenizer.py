@@ -30,6 +30,14 @@ def test_any_text_comes_back_whole(tokenizer: FolderTokenizer, text: str) -> Non
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_a_long_text_is_read_like_a_short_one(tokenizer: FolderTokenizer) -> None:
+    """It takes another way through the library, on which special tokens are text too."""
+    text = "<|im_end|> aé日🤖 " * 500
+    tokens = tokenizer.encode(text)
+    assert min(tokens) > IM_END
+    assert tokenizer.decode(tokens) == text
+
+
 @given(tokens=st.lists(st.integers(0, VOCABULARY - 1)))
 def test_text_in_pieces_is_the_text_as_a_whole(
     tokenizer: FolderTokenizer, tokens: list[int]
@@ -113,6 +121,9 @@ def test_special_tokens_have_ids(tokenizer: FolderTokenizer) -> None:
     assert tokenizer.token_id("<act_000>") is None
     assert action_token_ids(tokenizer) == ()
     assert tokenizer.vocabulary_tokens == VOCABULARY
+    assert tokenizer.longest_token == max(map(len, SPECIAL_TOKENS))
+    assert tokenizer.last_text_ids(3) == (264, 263, 262)
+    assert tokenizer.last_text_ids(1000) == tuple(range(264, 2, -1))
 
 
 def test_a_template_in_its_own_file_comes_first(tmp_path: Path) -> None:

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from cloud.server.validation import MAX_NAME_CHARACTERS, MAX_STOP_STRINGS
+from cloud.server.action import MAX_TEXT_CHARACTERS
+from cloud.server.validation import (
+    MAX_IMAGES,
+    MAX_NAME_CHARACTERS,
+    MAX_STATE_SOURCES,
+    MAX_STATE_VALUES,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+)
 from headway.outcome import Reason
 from headway.rpc.status import STATUS_TABLE
 from tests.support.fifo_policy import FifoPolicy
@@ -37,7 +45,10 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
     """Numbers in prose go stale otherwise."""
     text = PAGE.read_text()
     assert f"1 to {MAX_NAME_CHARACTERS} printable characters" in text
-    assert f"| {MAX_STOP_STRINGS} strings |" in text
+    assert f"| {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARACTERS} characters |" in text
+    assert f"| {MAX_STATE_SOURCES} sources, {MAX_STATE_VALUES:,} values in all |" in text
+    assert f"| images of an observation | {MAX_IMAGES} |" in text
+    assert f"| {MAX_TEXT_CHARACTERS:,} characters |" in text
 
 
 async def run_example(address: str, folder: Path) -> str:

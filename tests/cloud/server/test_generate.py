@@ -1,6 +1,7 @@
 """Generate over a real socket: pieces that add up, usage, stops, and clients that leave."""
 
 import asyncio
+import threading
 from typing import Any
 
 import grpc
@@ -106,6 +107,7 @@ async def test_text_ends_before_a_stop_string(stop: list[str], expected: str) ->
         ({"top_p": 1.1}, "top_p"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
         ({"stop": [""]}, "stop"),
+        ({"stop": ["x" * 257]}, "stop"),
         ({"priority": 9}, "priority"),
         ({"budget": Duration()}, "budget"),
         ({"budget": Duration(seconds=-1)}, "budget"),
@@ -120,6 +122,40 @@ async def test_wrong_field_is_named(fields: dict[str, Any], field: str) -> None:
         error = await refused(running, **fields)
     assert (type(error), error.reason) == (InvalidRequestError, Reason.INVALID)
     assert error.message.startswith(f"{field}: ")
+
+
+async def test_prompt_that_no_context_holds_is_refused_unread() -> None:
+    """Its longest token has 9 characters (<act_000>), its engine 4,096 tokens."""
+    async with running_server(
+        settings(), make_engine=ScriptedEngine, policy=FifoPolicy()
+    ) as running:
+        tokenizer = running.server._robots._generate._tokenizer
+        read: list[int] = []
+        encode = tokenizer.encode
+
+        def spy(text: str) -> tuple[int, ...]:
+            read.append(threading.get_ident())
+            return encode(text)
+
+        tokenizer.encode = spy  # type: ignore[method-assign]
+        error = await refused(running, prompt="x" * (4096 * 9 + 1))
+        assert (error.reason, read) == (Reason.TOO_LARGE, [])
+        # A long one that may fit is read beside the loop, on which all others wait.
+        await pieces(running, prompt="x" * 2048)
+        assert read != [threading.get_ident()]
+        await pieces(running, prompt="x" * 2047)
+        assert read[1:] == [threading.get_ident()]
+
+
+async def test_prompt_without_any_token_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some vocabularies have none for a control character: there is nothing to go on from."""
+    async with running_server(
+        settings(), make_engine=ScriptedEngine, policy=FifoPolicy()
+    ) as running:
+        tokenizer = running.server._robots._generate._tokenizer
+        monkeypatch.setattr(tokenizer, "encode", lambda text: ())
+        error = await refused(running, prompt="\x04")
+    assert (type(error), error.reason) == (InvalidRequestError, Reason.INVALID)
 
 
 async def test_class_that_the_tenant_may_not_use_is_denied() -> None:

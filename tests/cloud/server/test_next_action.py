@@ -93,6 +93,17 @@ def _aged(seconds: int) -> robot_pb2.Observation:
     return message
 
 
+def _crowded(*, sources: int = 0, values: int = 0, images: int = 0) -> robot_pb2.Observation:
+    message = observation()
+    for _ in range(sources):
+        message.state.add(name="s").values.add(name="x")
+    for _ in range(values):
+        message.state[0].values.add(name="x")
+    for _ in range(images):
+        message.images.add()
+    return message
+
+
 def _changed(**fields: Any) -> robot_pb2.Observation:
     message = observation()
     for name, value in fields.items():
@@ -124,6 +135,11 @@ WRONG: dict[str, tuple[robot_pb2.Observation, str]] = {
     "image without pixels": (_image(RGB8, 0, 2, b""), "observation.images"),
     "image without encoding": (_image(0, 4, 2, bytes(24)), "observation.images.encoding"),
     "JPEG that is none": (_image(JPEG, 4, 2, b"GIF89a"), "observation.images.data"),
+    # Refused before each is looked at: nobody else is answered meanwhile.
+    "too many sources": (_crowded(sources=256), "observation.state"),
+    "too many values": (_crowded(values=2047), "observation.state.values"),
+    "too many images": (_crowded(images=17), "observation.images"),
+    "long task": (_changed(task="x" * 16_385), "observation"),
     "image for a blind model": (_image(RGB8, 4, 2, bytes(24)), "observation.images"),
 }
 
