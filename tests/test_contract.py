@@ -51,7 +51,7 @@ def _breaking(folder: Path) -> subprocess.CompletedProcess[str]:
             "string model = 6;\n  string note = 17;\n}",
             False,
         ),
-        ("internal/v1alpha/engine.proto", "string kind = 9;", "string sort = 10;", False),
+        ("internal/v1alpha/engine.proto", "string kind = 9;", "string sort = 90;", False),
     ],
 )
 def test_only_changes_that_break_clients_are_refused(
