@@ -355,6 +355,7 @@ def test_leaving_a_text_early_cancels_it_at_the_server() -> None:
     ):
         texts = client.generate("x", max_tokens=9)
         assert next(texts).text == "a"
+        assert server.is_hanging.wait(30)
         texts.close()  # type: ignore[attr-defined]
         assert server.generate_cancelled.wait(30)
 

@@ -69,6 +69,8 @@ class ScriptedRobotServer(RobotServiceServicer):
         requests: what came, in order.
         time_left_s: gRPC deadline of each, as the server saw it.
         generate_cancelled: set once a Generate stream was cancelled by its client.
+        is_hanging: set once all pieces are out. A cancel that comes while a
+            message is on its way is sometimes lost by gRPC's blocking server.
     """
 
     scripts: list[Script] = field(default_factory=lambda: [_answer])
@@ -78,6 +80,7 @@ class ScriptedRobotServer(RobotServiceServicer):
     prompts: list[robot_pb2.GenerateRequest] = field(default_factory=list)
     time_left_s: list[float] = field(default_factory=list)
     generate_cancelled: threading.Event = field(default_factory=threading.Event)
+    is_hanging: threading.Event = field(default_factory=threading.Event)
     port: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -126,5 +129,6 @@ class ScriptedRobotServer(RobotServiceServicer):
         context.add_callback(is_over.set)
         yield from self.pieces
         if self.hangs_after_pieces:
-            is_over.wait(30)
-            self.generate_cancelled.set()
+            self.is_hanging.set()
+            if is_over.wait(30):
+                self.generate_cancelled.set()
