@@ -42,6 +42,9 @@ class Policy(Protocol):
     def plan(self, replica_id: str, now_ns: int) -> StepPlan:
         """The replica's next step. Empty where there is nothing to do; an
         empty plan needs no commit.
+
+        It may push unpromised work back into the queue, which another idle
+        replica can take: ask those again (`has_work`).
         """
 
     def commit(self, replica_id: str, result: StepResult, now_ns: int) -> tuple[Event, ...]:

@@ -164,6 +164,13 @@ class VirtualDriver:
         return min(instants, default=None)
 
     def _start_steps(self) -> None:
+        # A plan may push work back that an idle replica before it can take.
+        while self._start_idle():
+            pass
+
+    def _start_idle(self) -> bool:
+        """Starts a step on each replica that has work; returns whether one began."""
+        num_busy = len(self._busy)
         for replica_id, engine in list(self._engines.items()):
             if replica_id in self._busy or not self.policy.has_work(replica_id):
                 continue
@@ -178,6 +185,7 @@ class VirtualDriver:
                 self.now_ns + result.elapsed_ns,
                 lambda r=replica_id, s=step, got=result: self._finish(r, s, got),  # type: ignore[misc]
             )
+        return len(self._busy) > num_busy
 
     def _finish(self, replica_id: str, step: int, result: StepResult) -> None:
         if self._busy.get(replica_id) == step:
