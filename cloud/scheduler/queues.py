@@ -58,6 +58,10 @@ class PromisedQueue:
         del self._entries[place]
         self.demand.remove(live)
 
+    def place_of(self, live: LiveRequest) -> int:
+        """How many come before a request that waits here."""
+        return bisect_left(self._entries, (live.deadline_ns, live.seq))
+
     def first_due_from(self, instant_ns: int) -> LiveRequest | None:
         """The first request whose deadline is not before an instant."""
         return self.at(bisect_left(self._entries, (instant_ns,)))
@@ -84,6 +88,10 @@ class _TenantQueue:
         while heap[0][2].stage is not Stage.WAITING:
             heappop(heap)
         return heap[0][2]
+
+    def num_before(self, live: LiveRequest) -> int:
+        """How many waiting requests came before another."""
+        return sum(1 for seq, _, one in self._heap if seq < live.seq and one.stage is Stage.WAITING)
 
     def discard(self, live: LiveRequest) -> None:
         """Takes one out: the head at once, as it may come back; others have ended
@@ -124,6 +132,12 @@ class FairQueue:
         queue.discard(live)
         if not queue.num_waiting:
             del self._queues[name]
+
+    def place_of(self, live: LiveRequest) -> int:
+        """How many of its tenant come before a request that waits here; O(n)."""
+        return sum(
+            queue.num_before(live) for name, queue in self._queues.items() if name[0] == live.tenant
+        )
 
     def has_tenant(self, tenant: str) -> bool:
         """Whether something of the tenant waits."""

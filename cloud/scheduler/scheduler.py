@@ -22,7 +22,7 @@ from cloud.scheduler.preemption import Preemption
 from cloud.scheduler.queues import FairQueue
 from cloud.scheduler.replica import Flight, Replica
 from cloud.scheduler.request_state import NEVER_NS, LiveRequest, Stage
-from cloud.scheduler.snapshot import Snapshot, take_snapshot
+from cloud.scheduler.snapshot import RequestSnapshot, Snapshot, describe_request, take_snapshot
 from cloud.scheduler.step import StepComposer
 from cloud.scheduler.types import (
     Admitted,
@@ -554,6 +554,20 @@ class Scheduler(Policy):
             now_ns, self._accounts, self._replicas.values(), is_draining=self.is_draining
         )
 
+    def explain(self, request_id: str, now_ns: int) -> RequestSnapshot | None:
+        """Where a live request stands in its queue or batch; None where there is none.
+
+        What was decided about it before is in the decision log.
+        """
+        live = self._live.get(request_id)
+        if live is None:
+            return None
+        num_ahead = 0
+        if live.stage is Stage.WAITING:
+            queue = self._fair if live.rank == _BATCH else live.home.waiting[live.rank]
+            num_ahead = queue.place_of(live)
+        return describe_request(live, num_ahead, now_ns)
+
     def check_invariants(self) -> None:
         """Compares all books with each other; O(everything), for tests.
 
@@ -576,6 +590,8 @@ def _count(account: Account, live: LiveRequest, outcome: Outcome, now_ns: int) -
         account.failed += 1
     if has_deadline and outcome in (Outcome.EXPIRED, Outcome.FAILED):
         account.missed += 1
+        if live.rank and live.replica is not None and live.replica.interactive_load > 0:
+            account.yielded += 1
 
 
 def _ended(

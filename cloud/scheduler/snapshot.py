@@ -10,7 +10,14 @@ from cloud.scheduler.replica import Replica
 from cloud.scheduler.request_state import LiveRequest
 from headway.outcome import Reason, RequestClass
 
-__all__ = ["ReplicaSnapshot", "Snapshot", "TenantSnapshot", "take_snapshot"]
+__all__ = [
+    "ReplicaSnapshot",
+    "RequestSnapshot",
+    "Snapshot",
+    "TenantSnapshot",
+    "describe_request",
+    "take_snapshot",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,25 @@ class TenantSnapshot:
     rejected: tuple[tuple[Reason, int], ...]
     prompt_tokens: int  # Computed.
     output_tokens: int
+    preemptions: int
+    # Of the missed: standard promises that ended while interactive work ran.
+    yielded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSnapshot:
+    """Where one live request stands, and why it is not further."""
+
+    request_id: str
+    request_class: RequestClass
+    stage: str  # "waiting" or "running".
+    replica_id: str  # Empty where it is bound to none.
+    num_ahead: int  # Waiting requests of its queue that come before it.
+    waited_ns: int
+    slack_ns: int | None  # Until its deadline; None where nothing (more) is promised.
+    prefill_tokens_left: int
+    output_tokens: int
+    kv_blocks: int
     preemptions: int
 
 
@@ -80,11 +106,29 @@ def take_snapshot(
             prompt_tokens=one.prompt_tokens,
             output_tokens=one.output_tokens,
             preemptions=one.preemptions,
+            yielded=one.yielded,
         )
         for one in sorted(accounts, key=lambda one: (one.rank, one.tenant))
     )
     return Snapshot(
         now_ns, is_draining, tenants, tuple(_of_replica(one, now_ns) for one in replicas)
+    )
+
+
+def describe_request(live: LiveRequest, num_ahead: int, now_ns: int) -> RequestSnapshot:
+    """Where a request stands."""
+    return RequestSnapshot(
+        request_id=live.request_id,
+        request_class=RequestClass(live.rank),
+        stage=live.stage.value,
+        replica_id=live.replica.replica_id if live.replica is not None else "",
+        num_ahead=num_ahead,
+        waited_ns=now_ns - live.arrival_ns,
+        slack_ns=None if live.is_met else live.deadline_ns - now_ns,
+        prefill_tokens_left=live.prefill_left,
+        output_tokens=live.num_output,
+        kv_blocks=len(live.blocks),
+        preemptions=live.num_preemptions,
     )
 
 
