@@ -508,6 +508,7 @@ class Scheduler(Policy):
         live.account.num_waiting += 1
         self._intake.queued(live)
         self._enqueue(live)
+        self._watch(live)  # What it lost has to be done again: it may be hopeless now.
         if self._log is not None:
             self._log.preempted(live, replica.replica_id, now_ns, swapped=False)
 

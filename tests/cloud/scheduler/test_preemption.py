@@ -1,7 +1,7 @@
 """Who gives way, and that nobody is lost or thrashed by it."""
 
 from cloud.scheduler.config import SchedulerConfig
-from cloud.scheduler.types import Admitted, Ended
+from cloud.scheduler.types import Admitted, DeadlineCovers, Ended
 from headway.outcome import Outcome
 from tests.support.scheduling import Bench, S, batch, ids, interactive, replica, standard
 
@@ -152,3 +152,24 @@ def test_a_standard_request_evicts_batch_for_a_slot_and_interactive_evicts_stand
     bench.submit(interactive("robot", bench.now_ns + S))
     bench.step()
     assert _preempted(bench) == ["b", "s1"]
+
+
+def test_a_victim_that_cannot_make_it_any_more_is_not_executed_again() -> None:
+    """What it lost has to be computed anew: it ends when that no longer fits."""
+    bench = Bench(SchedulerConfig(max_running=1))
+    promise = standard(
+        "s",
+        300_000_000,
+        prompt_tokens=700,
+        max_output_tokens=10,
+        deadline_covers=DeadlineCovers.LAST_TOKEN,
+        has_fixed_output=True,
+    )
+    bench.submit(promise)
+    bench.steps(5)
+    bench.submit(interactive("robot", bench.now_ns + S, max_output_tokens=1))
+    later = bench.steps(3)
+    assert [ids(plan) for plan in later] == [["robot"], [], []]
+    ended = {e.request_id: e.outcome for e in bench.events if isinstance(e, Ended)}
+    assert ended == {"robot": Outcome.COMPLETED, "s": Outcome.EXPIRED}
+    assert bench.now_ns < 300_000_000
