@@ -184,7 +184,8 @@ class Replica:
             if not policy.has_work(replica_id):
                 await self._wait(None)
                 unyielded_ns, result_ns = 0, clock.now_ns()
-            plan = policy.plan(replica_id, clock.now_ns())
+            began_ns = clock.now_ns()
+            plan = policy.plan(replica_id, began_ns)
             if plan.events:
                 host.tell(plan.events)
             if plan.events or not plan.is_empty:
@@ -202,7 +203,10 @@ class Replica:
             self._sent_ns = None
             planned_ns = sent_ns - result_ns
             result_ns = clock.now_ns()
-            host.tell(policy.commit(replica_id, result, result_ns))
+            # What promises are made of is the time from plan to plan: planning, the
+            # way there and back and a busy loop delay a token as much as the engine.
+            spent = dataclasses.replace(result, elapsed_ns=result_ns - began_ns)
+            host.tell(policy.commit(replica_id, spent, result_ns))
             host.wake_idle()
             waited_ns = result_ns - sent_ns
             self.times.add(result.elapsed_ns, planned_ns + max(0, waited_ns - result.elapsed_ns))
