@@ -92,12 +92,16 @@ class BlockPool:
         holders = self._holders
         return sum(1 for block in blocks if not holders[block])
 
-    def num_released(self, tables: Sequence[Sequence[int]]) -> int:
-        """Blocks that would become available if all these tables let go of theirs."""
+    def num_released(self, tables: Sequence[Sequence[int]], kept: Sequence[int]) -> int:
+        """Blocks that would become available if all these tables let go of theirs,
+        and `kept` were taken by somebody else.
+        """
         gone: dict[int, int] = {}
         for table in tables:
             for block in table:
                 gone[block] = gone.get(block, 0) + 1
+        for block in kept:
+            gone.pop(block, None)
         return sum(1 for block, count in gone.items() if count == self._holders[block])
 
     def take(self, blocks: Sequence[int]) -> None:

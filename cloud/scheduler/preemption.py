@@ -1,5 +1,6 @@
 """Who gives way when room is short: as many as it takes, or nobody."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from cloud.scheduler.config import SchedulerConfig
@@ -34,10 +35,12 @@ class Preemption:
         *,
         num_slots: int,
         num_blocks: int,
+        kept: Sequence[int],
         now_ns: int,
     ) -> bool:
         """Frees slots and blocks for a promise of class `rank`.
 
+        Blocks of `kept`, which the newcomer shares, are none that it gains.
         Only strictly lower classes give way: the lowest first, in it kept
         promises before open ones, and the newest first.
 
@@ -49,15 +52,15 @@ class Preemption:
         )
         chosen: list[LiveRequest] = []
         for victim in victims:
-            if _is_enough(replica, chosen, num_slots, num_blocks):
+            if _is_enough(replica, chosen, num_slots, num_blocks, kept):
                 break
             chosen.append(victim)
-        if not _is_enough(replica, chosen, num_slots, num_blocks):
+        if not _is_enough(replica, chosen, num_slots, num_blocks, kept):
             return False
         # A large last one may have made earlier ones needless.
         for victim in list(chosen):
             others = [live for live in chosen if live is not victim]
-            if _is_enough(replica, others, num_slots, num_blocks):
+            if _is_enough(replica, others, num_slots, num_blocks, kept):
                 chosen = others
         for victim in chosen:
             self._evict(victim, now_ns)
@@ -109,11 +112,15 @@ def _gives_way_first(live: LiveRequest) -> tuple[int, bool, int]:
 
 
 def _is_enough(
-    replica: Replica, victims: list[LiveRequest], num_slots: int, num_blocks: int
+    replica: Replica,
+    victims: list[LiveRequest],
+    num_slots: int,
+    num_blocks: int,
+    kept: Sequence[int],
 ) -> bool:
     """Whether the room is there once the victims are gone."""
     if num_slots > len(victims):
         return False
-    gained = replica.pool.num_released([live.blocks for live in victims])
+    gained = replica.pool.num_released([live.blocks for live in victims], kept)
     gained += sum(live.reserved_blocks for live in victims)
     return replica.pool.num_available + gained >= num_blocks

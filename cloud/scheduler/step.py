@@ -284,6 +284,7 @@ class StepComposer:
             live.rank,
             num_slots=num_slots,
             num_blocks=lacking + replica.pool.num_available,
+            kept=cached,
             now_ns=now_ns,
         ):
             return False
