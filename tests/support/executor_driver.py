@@ -30,6 +30,10 @@ class ExecutorDriver:
         self._context: dict[str, int] = {}
         self._blocks: dict[str, list[int]] = {}
         self._to_reset: set[str] = set()
+        self._free_host_blocks = list(range(description.num_swap_blocks))
+        self._host_blocks: dict[str, list[int]] = {}
+        self._swap_out: list[tuple[int, int]] = []
+        self._swap_in: list[tuple[int, int]] = []
 
     def open(self, request: EngineRequest) -> None:
         """Makes `request` known with the next step."""
@@ -50,6 +54,27 @@ class ExecutorDriver:
         self._blocks[request_id] = []
         self._context[request_id] = 0
         self._to_reset.add(request_id)
+
+    def swap_out(self, request_id: str) -> None:
+        """Sends a request's KV to host memory with the next step; its blocks are free then."""
+        blocks = self._blocks[request_id]
+        host = [self._free_host_blocks.pop() for _ in blocks]
+        self._swap_out.extend(zip(blocks, host, strict=True))
+        self._host_blocks[request_id] = host
+        self.free_blocks.extend(blocks)
+        self._blocks[request_id] = []
+
+    def swap_in(self, request_id: str) -> None:
+        """Gets a request's KV back with the next step, into blocks that are free now."""
+        host = self._host_blocks.pop(request_id)
+        blocks = [self.free_blocks.pop() for _ in host]
+        self._swap_in.extend(zip(host, blocks, strict=True))
+        self.replace_blocks(request_id, blocks)
+
+    def share_prefix(self, request_id: str, owner: str, num_blocks: int) -> None:
+        """Lets an unstarted request begin behind the owner's first blocks, for good."""
+        self._context[request_id] = num_blocks * self.block_tokens
+        self.replace_blocks(request_id, self._blocks[owner][:num_blocks])
 
     def remaining(self, request_id: str) -> int:
         """Tokens whose KV is still to be computed."""
@@ -91,7 +116,11 @@ class ExecutorDriver:
             self._context[request_id] = context + num_tokens
         self.step_id += 1
         closed, self._closed = tuple(self._closed), []
-        return StepPlan("r0", self.step_id, tuple(items), closed, **changes)  # type: ignore[arg-type]
+        swaps = {"swap_out": tuple(self._swap_out), "swap_in": tuple(self._swap_in)}
+        # Free from the next step on: a step copies out before it copies in.
+        self._free_host_blocks.extend(host for host, _ in self._swap_in)
+        self._swap_out, self._swap_in = [], []
+        return StepPlan("r0", self.step_id, tuple(items), closed, **swaps | changes)  # type: ignore[arg-type]
 
     def take_opened(self) -> list[EngineRequest]:
         """What is new in the next step."""
