@@ -324,9 +324,7 @@ class _Roll:
         if job.deadline_ns == NEVER_NS:
             return float("inf")
         slack_ns = job.deadline_ns - self._time_ns
-        return spared_ns(
-            slack_ns, steps, step_ns, self._cost.decode_ns, self._stretch, self._excess
-        )
+        return spared_ns(slack_ns, steps, step_ns, self._stretch, self._excess)
 
     @staticmethod
     def _steps_left(job: _Job) -> int:

@@ -162,7 +162,6 @@ class Replica:
             live.deadline_ns - now_ns,
             steps,
             decode_ns + growth_ns,
-            self.cost.decode_ns,
             self.margin.value,
             self.margin.step_excess,
         )
@@ -263,16 +262,13 @@ class Replica:
         live.reserved_blocks = 0
 
 
-def spared_ns(
-    slack_ns: float, steps: int, step_ns: float, join_ns: float, stretch: float, excess: float
-) -> float:
+def spared_ns(slack_ns: float, steps: int, step_ns: float, stretch: float, excess: float) -> float:
     """By how much one of `steps` steps of `step_ns` may be longer, so that all end
     within `slack_ns`, with the margin on each and the excess kept for the longest.
 
-    `join_ns` is what a request adds to the later steps whose prefill ends in this
-    one. Twice the guard is kept: once more than of a newcomer's own span.
+    Twice the guard is kept: once more than of a newcomer's own span.
     """
-    needed_ns = (stretch * steps + excess) * step_ns + stretch * (steps - 1) * join_ns
+    needed_ns = (stretch * steps + excess) * step_ns
     return (slack_ns * (1 - 2 * GUARD) - needed_ns) / (stretch + excess)
 
 

@@ -32,6 +32,8 @@ __all__ = ["Join", "StepComposer"]
 _BATCH = int(RequestClass.BATCH)
 # A waiting prefill is taken for shorter by this share of its wait.
 _AGING = 1 / 8
+# Share of what promises can spare that lower work never gets.
+_KEPT = 1 / 8
 
 
 class Join(Protocol):
@@ -165,7 +167,7 @@ class StepComposer:
                     least_ns = min(least_ns, slack_ns / live.promised_output_left)
         if least_ns == float("inf"):
             return least_ns
-        return above_ns + (least_ns - above_ns) * (1 - replica.interactive_load)
+        return above_ns + (least_ns - above_ns) * (1 - max(_KEPT, replica.interactive_load))
 
     def _target_ns(self, replica: Replica, rank: int) -> float:
         """Longest step by the settings, as far as classes down to `rank` are concerned."""
