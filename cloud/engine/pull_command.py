@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["check", "list_models", "pull"]
 
 
-@click.command()
+@click.command(short_help="Gets a model and keeps it by name.")
 @click.argument("model")
 @click.option("--name", help="What to call it; by default the last part of MODEL, or the hub's id.")
 @click.option("--force", is_flag=True, help="Pull it again, in place of the one that is there.")
@@ -110,7 +110,7 @@ def list_models() -> None:
         )
 
 
-@click.command()
+@click.command(short_help="Checks that a model is whole and can be run.")
 @click.argument("model")
 def check(model: str) -> None:
     """Checks that a pulled model, or a folder, is whole and that the engine can run it.

@@ -44,12 +44,12 @@ def summary_lines(
     lines += _meaning(measures)
     lines += [
         "",
-        "What to try next",
+        "What to try next (after 'make': the command is .venv/bin/headway)",
         "",
-        "  headway serve                         a server of your own, on this machine",
-        "  headway robot --rate 2 --budget 0.3   one robot beside it, a line an answer",
-        "  headway demo --robots 24 --seconds 60 a larger fleet",
-        "  examples/robot.py                     the 15 lines that a robot needs",
+        "  headway serve                          a server of your own, on this machine",
+        "  headway robot --rate 2 --budget 0.3    one robot beside it, a line an answer",
+        "  headway demo --robots 24 --seconds 60  a larger fleet",
+        "  examples/robot.py                      a robot in a few lines",
     ]
     return lines
 
@@ -88,11 +88,13 @@ def _why(reasons: Counter[str]) -> list[str]:
 
 def _batch(status: operations_pb2.GetStatusResponse, elapsed_s: float) -> list[str]:
     rows = [row for row in status.classes if row.request_class == "batch"]
-    tokens = sum(row.output_tokens + row.prompt_tokens for row in rows)
+    num_read = sum(row.prompt_tokens for row in rows)
+    num_written = sum(row.output_tokens for row in rows)
     texts = sum(row.completed for row in rows)
     return [
-        f"  Batch work beside them: {texts:,} texts done, {tokens:,} tokens read and written",
-        f"    ({tokens / elapsed_s:,.0f} a second), in the time that no robot needed.",
+        f"  Batch work beside them, in the time that no robot needed: {texts:,} texts done,",
+        f"    {num_read:,} tokens read and {num_written:,} written "
+        f"({(num_read + num_written) / elapsed_s:,.0f} a second).",
     ]
 
 

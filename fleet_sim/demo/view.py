@@ -131,7 +131,7 @@ def _plain_line(view: View) -> str:
     return (
         f"{in_time} in time, {refused} refused, {late} late, "
         f"p99 {_ms(measures.residents.answer_percentile_ns(0.99))} ms; "
-        f"batch {_batch_tokens(view.status):,} tokens"
+        f"batch {_batch_tokens(view.status):,} tokens written"
     )
 
 

@@ -89,7 +89,7 @@ def test_plain_output_is_a_line_every_three_seconds_and_one_a_phase() -> None:
         screen.show(view(5.0, phase="Burst"))
     lines = out.getvalue().splitlines()
     assert [line[:6] for line in lines] == ["   0 s", "   0 s", "   3 s", "   5 s"]
-    assert lines[1].endswith("8 in time, 3 refused, 0 late, p99 96 ms; batch 1,000 tokens")
+    assert lines[1].endswith("8 in time, 3 refused, 0 late, p99 96 ms; batch 1,000 tokens written")
 
 
 def summary(measures: FleetMeasures, num_visitors: int = 3) -> str:
@@ -117,7 +117,8 @@ def test_the_summary_says_what_was_asked_answered_and_refused() -> None:
         "3 visitors asked 3 times",
         "2 refused, 99 of 100 told within 5 ms:",
         "1 x QUEUE_FULL, too much was waiting already",
-        "40 texts done, 3,000 tokens read and written",
+        "40 texts done,",
+        "2,000 tokens read and 1,000 written",
         "(300 a second)",
         "No answer came late.",
     ):
