@@ -119,15 +119,19 @@ class Intake:
         return threshold is not None and live.prompt_tokens + live.max_output > threshold
 
     def assign_pools(self) -> None:
-        """Says which contexts each replica takes. Without a replica of its own
-        kind, a pool's work goes to the others.
+        """Tells each replica those of the other pool. A pool's work goes to the
+        others where it has no replica that is open to the tenant and large enough.
         """
-        replicas = self._replicas.values()
-        has_long = any(replica.spec.is_long_context for replica in replicas)
-        has_short = any(not replica.spec.is_long_context for replica in replicas)
-        for replica in replicas:
-            is_split = self._config.long_context_tokens is not None and has_long and has_short
-            replica.pools = (replica.spec.is_long_context,) if is_split else (False, True)
+        threshold = self._config.long_context_tokens
+        if threshold is None:
+            return
+        for replica in self._replicas.values():
+            replica.threshold_tokens = threshold
+            replica.peers = tuple(
+                other
+                for other in self._replicas.values()
+                if other.spec.is_long_context is not replica.spec.is_long_context
+            )
 
     def _eligible(self, live: LiveRequest) -> list[Replica]:
         is_long = self.is_long(live)

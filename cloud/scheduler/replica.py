@@ -63,8 +63,8 @@ class Replica:
         "long_prefill",
         "margin",
         "num_steps",
+        "peers",
         "pool",
-        "pools",
         "prefilling",
         "replica_id",
         "room_blocks",
@@ -73,6 +73,7 @@ class Replica:
         "step_id",
         "swapped_in",
         "swapped_out",
+        "threshold_tokens",
         "waiting",
     )
 
@@ -90,8 +91,10 @@ class Replica:
         )
         self.lane = StarvationLane(config.lane_share, config.lane_window_ns)
         # Promised work bound here, by class.
-        # Which contexts it takes now: long ones (True), others (False) or both.
-        self.pools: tuple[bool, ...] = (False, True)
+        # Replicas of the other pool, and up to how many tokens they must take for
+        # this one to leave them their pool's work. Empty where there is one pool.
+        self.peers: tuple[Replica, ...] = ()
+        self.threshold_tokens = 0
         self.waiting = (PromisedQueue(), PromisedQueue())
         # The batch, in the order of joining; for each class who decodes (in the
         # order in which step time is given out when it is short) and who does
@@ -124,7 +127,22 @@ class Replica:
 
     def takes(self, tenant: str, is_long: bool) -> bool:
         """Whether work of the tenant and pool may run here."""
-        return self.is_open_to(tenant) and is_long in self.pools
+        if not self.is_open_to(tenant):
+            return False
+        if is_long == self.spec.is_long_context or not self.peers:
+            return True
+        # The other pool's work, unless nobody there can do it.
+        needed = self.capacity_tokens if is_long else self.threshold_tokens
+        return not any(
+            peer.is_open_to(tenant) and peer.capacity_tokens >= min(needed, self.capacity_tokens)
+            for peer in self.peers
+        )
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of the longest request that it takes."""
+        spec = self.spec
+        return min(spec.max_context_tokens, spec.num_blocks * spec.block_tokens)
 
     def is_open_to(self, tenant: str) -> bool:
         """Whether the replica is everybody's, or reserved for this tenant too."""

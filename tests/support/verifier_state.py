@@ -166,11 +166,20 @@ class LogState:
         if one.replica == replica.replica_id:
             return True  # Bound before the pools were as they are.
         threshold = self.config.get("long_context_tokens")
-        kinds = {other.is_long_context for other in self.replicas.values()}
-        if threshold is None or len(kinds) < 2:
+        if threshold is None:
             return True
         is_long = one.prompt + one.max_output > int(threshold)
-        return is_long == replica.is_long_context
+        if is_long == replica.is_long_context:
+            return True
+        # The other pool's work, unless nobody there is open to it and large enough.
+        own = _capacity(replica)
+        needed = own if is_long else min(int(threshold), own)
+        return not any(
+            other.is_long_context == is_long
+            and (not other.tenants or one.tenant in other.tenants)
+            and _capacity(other) >= needed
+            for other in self.replicas.values()
+        )
 
     def tpot_ns(self, rank: int) -> int | None:
         """The class's TPOT target."""
@@ -314,3 +323,8 @@ class LogState:
     def _end(self, record: Record) -> None:
         self.live.pop(record["id"], None)
         self.ended[record["id"]] = (record["outcome"], record["reason"])
+
+
+def _capacity(replica: LogReplica) -> int:
+    """Tokens of the longest request that a replica takes."""
+    return min(replica.max_context, replica.num_blocks * replica.block_tokens)

@@ -152,3 +152,16 @@ def test_a_replica_that_comes_back_starts_anew() -> None:
     bench.scheduler.replica_up(replica("r0"), bench.now_ns)
     bench.submit(batch("b"))
     assert bench.plan().step_id == 1
+
+
+def test_a_pool_that_cannot_do_its_work_leaves_it_to_the_others() -> None:
+    """A long-context replica of another tenant, or a small one, strands nobody."""
+    config = SchedulerConfig(long_context_tokens=1000)
+    own = replica("own", is_long_context=True, tenants=frozenset({"fleet"}))
+    small = replica("small", is_long_context=True, num_blocks=70)
+    scheduler = _with(replica("short"), config=config)
+    assert isinstance(scheduler.submit(batch("b", prompt_tokens=2000), 0), Admitted)
+    scheduler.replica_up(own, 0)
+    scheduler.replica_up(small, 0)
+    assert scheduler.has_work("short")
+    assert ids(scheduler.plan("short", 0)) == ["b"]
