@@ -225,6 +225,12 @@ class Scheduler(Policy):
         """Predictions come from `cost_model` from now on. See `Policy.refit`."""
         replica = self._replica(replica_id)
         replica.cost = cost_model
+        # What takes longer than it was thought to may be hopeless earlier.
+        for queue in replica.waiting:
+            for live in queue:
+                self._watch(live)
+        for live in replica.running:
+            self._watch(live)
         if self._log is not None:
             self._log.refit(replica_id, cost_model, now_ns)
 

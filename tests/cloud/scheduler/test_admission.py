@@ -309,3 +309,14 @@ def test_a_slower_engine_is_met_with_fewer_promises() -> None:
     ]
     assert len(admitted) > 100
     assert len(missed) <= len(admitted) // 1000
+
+
+def test_a_refit_that_makes_a_promise_hopeless_ends_it_unexecuted() -> None:
+    """64 tokens at 1 ms each do not fit into 80 ms any more."""
+    bench = Bench()
+    bench.submit(interactive("robot", 80 * MS, max_output_tokens=1))
+    bench.scheduler.refit("r0", CostModel(t0_ns=20 * MS, prefill_ns=1 * MS), 0)
+    assert bench.plan().is_empty
+    (ended,) = bench.events
+    assert isinstance(ended, Ended)
+    assert ended.outcome is Outcome.EXPIRED
