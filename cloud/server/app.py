@@ -231,6 +231,7 @@ class Server:
                     self._clock,
                     StepTimes(replica_id, metrics),
                     step_timeout_ns=ns_from_s(engine.step_timeout_s),
+                    stall=(engine.stall_factor, ns_from_s(engine.stall_after_s)),
                     backoff_ns=(
                         ns_from_s(engine.restart_backoff_s),
                         ns_from_s(engine.restart_backoff_max_s),

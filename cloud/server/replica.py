@@ -48,7 +48,10 @@ class Replica:
         make_spec: what the policy is told of a started engine.
         clock: of the policy.
         times: where step times are kept.
-        step_timeout_ns: a step that takes longer means a lost engine.
+        step_timeout_ns: a step that takes longer means a lost engine, whatever
+            was predicted.
+        stall: (factor, least span in ns): so does one that takes longer than
+            both the span and this many times what was predicted.
         backoff_ns: (first, longest) wait before a lost engine is started again.
         on_change: called after the replica went up or down.
 
@@ -65,6 +68,7 @@ class Replica:
         times: StepTimes,
         *,
         step_timeout_ns: int = 30_000_000_000,
+        stall: tuple[float, int] = (20.0, 2_000_000_000),
         backoff_ns: tuple[int, int] = (500_000_000, 30_000_000_000),
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -78,7 +82,8 @@ class Replica:
         self._make_engine = make_engine
         self._make_spec = make_spec
         self._clock = clock
-        self._step_timeout_s = s_from_ns(step_timeout_ns)
+        self._step_timeout_ns = step_timeout_ns
+        self._stall = stall
         self._backoff_ns = backoff_ns
         self._next_backoff_ns = backoff_ns[0]
         self._restart_at_ns = 0
@@ -87,6 +92,7 @@ class Replica:
         self._unsent_closed: tuple[str, ...] = ()
         self._woken = asyncio.Event()
         self._sent_ns: int | None = None  # When the step that runs was sent.
+        self._predicted_ns = 0  # What it was to take.
 
     def wake(self) -> None:
         """Says that there may be something to plan."""
@@ -158,21 +164,30 @@ class Replica:
         """
         # Looked at now and then: a timer for each step would cost as much as
         # the planning of a small one.
+        look_after_s = s_from_ns(min(self._step_timeout_ns, self._stall[1])) / 2
         self._sent_ns = None
         feeding = asyncio.ensure_future(self._feed(host))
         try:
             while not feeding.done():
-                await asyncio.wait({feeding}, timeout=self._step_timeout_s / 2)
+                await asyncio.wait({feeding}, timeout=look_after_s)
                 sent_ns = self._sent_ns
-                if (
-                    sent_ns is not None
-                    and s_from_ns(self._clock.now_ns() - sent_ns) > self._step_timeout_s
-                ):
-                    raise EngineLostError(f"a step took longer than {self._step_timeout_s:g} s")
+                if sent_ns is None:
+                    continue
+                limit_ns = self._longest_step_ns()
+                if self._clock.now_ns() - sent_ns > limit_ns:
+                    raise EngineLostError(
+                        f"a step took longer than {s_from_ns(limit_ns):g} s; "
+                        f"{s_from_ns(self._predicted_ns):.3g} s was predicted"
+                    )
             feeding.result()
         finally:
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
+
+    def _longest_step_ns(self) -> int:
+        """After which the step that runs counts as stalled."""
+        factor, least_ns = self._stall
+        return min(self._step_timeout_ns, max(least_ns, round(factor * self._predicted_ns)))
 
     async def _feed(self, host: Host) -> None:
         policy, clock, engine, replica_id = host.policy, self._clock, self._engine, self.replica_id
@@ -198,7 +213,7 @@ class Replica:
                 continue
             plan, opened = self._ready(host, plan)
             sent_ns = clock.now_ns()
-            self._sent_ns = sent_ns
+            self._sent_ns, self._predicted_ns = sent_ns, plan.predicted_ns
             result = await engine.execute(plan, opened)
             self._sent_ns = None
             planned_ns = sent_ns - result_ns

@@ -198,6 +198,18 @@ class EngineSettings(Section):
         gt=0,
         description="How long a step may take before its engine counts as lost, in seconds.",
     )
+    stall_factor: float = Field(
+        20.0,
+        ge=1,
+        description="A step that takes this many times what was predicted, and at least "
+        "stall_after_s, means a lost engine too.",
+    )
+    stall_after_s: float = Field(
+        2.0,
+        gt=0,
+        description="No step counts as stalled before, in seconds: other work on the machine "
+        "holds an engine up as well.",
+    )
     restart_backoff_s: float = Field(
         0.5, gt=0, description="First wait before a lost engine is started again, in seconds."
     )
