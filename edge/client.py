@@ -1,5 +1,6 @@
 """The robot's side of the contract, for synchronous code."""
 
+import re
 import threading
 from collections.abc import Iterator
 from enum import Enum
@@ -10,9 +11,9 @@ import grpc
 
 from edge.action import Action
 from edge.network_margin import NetworkMargin
-from edge.observation import Observation
+from edge.observation import MAX_ID_BYTES, Observation
 from edge.text import TextPiece
-from edge.wire import action_from_wire, observation_to_wire, text_piece_from_wire
+from edge.wire import action_from_wire, observation_to_wire, sendable, text_piece_from_wire
 from headway.clock import Clock, MonotonicClock, ns_from_s, s_from_ns
 from headway.outcome import Reason
 from headway.rpc.channel import channel_options
@@ -29,6 +30,8 @@ from headway.v1.robot_pb2_grpc import RobotServiceStub
 
 __all__ = ["Priority", "RobotClient"]
 
+# A name, an IPv4 or a bracketed IPv6 address; a port.
+_ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%a-z]+\]):[0-9]{1,5}")
 # Longer budgets are no control deadlines; also what a Duration can carry.
 _MAX_BUDGET_S = 86_400.0
 # Waits between attempts where the server gave no hint: doubled each time.
@@ -56,6 +59,9 @@ class RobotClient:
         robot_id: who asks. Must be one that the credential may speak for.
         embodiment: the kind of robot, which fixes what an action looks like.
         clock: what lateness is judged by.
+
+    Raises:
+        InvalidRequestError: `robot_id` is none.
     """
 
     def __init__(
@@ -66,6 +72,12 @@ class RobotClient:
         embodiment: str,
         clock: Clock | None = None,
     ) -> None:
+        if not (
+            1 <= len(robot_id) <= MAX_ID_BYTES and robot_id.isascii() and robot_id.isprintable()
+        ):
+            raise InvalidRequestError(
+                f"robot_id must be 1 to {MAX_ID_BYTES} printable ASCII characters, got {robot_id!r}"
+            )
         self._channel = channel
         self._stub = RobotServiceStub(channel)
         self._robot_id = robot_id
@@ -84,9 +96,20 @@ class RobotClient:
 
         Returns at once: a server that cannot be reached is told by the first
         call, which is bounded by its own budget.
+
+        Raises:
+            InvalidRequestError: `address` or `robot_id` is none.
         """
+        if not _ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < 2**16:
+            raise InvalidRequestError(
+                f"an address must be host:port, such as 127.0.0.1:50051, got {address!r}"
+            )
         channel = grpc.insecure_channel(address, options=channel_options())
-        return cls(channel, robot_id=robot_id, embodiment=embodiment)
+        try:
+            return cls(channel, robot_id=robot_id, embodiment=embodiment)
+        except InvalidRequestError:
+            channel.close()
+            raise
 
     def next_action(self, observation: Observation, budget_s: float) -> Action:
         """What to do next, or an exception before `budget_s` is spent.
@@ -155,16 +178,18 @@ class RobotClient:
             raise InvalidRequestError(f"max_tokens must be at least 1, got {max_tokens}")
         if not 0 <= seed < 2**64:
             raise InvalidRequestError(f"a seed must be at least 0 and below 2**64, got {seed}")
-        request = robot_pb2.GenerateRequest(
-            prompt=prompt,
-            max_tokens=max_tokens,
-            priority=priority.value,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            stop=stop,
-            budget=None if budget_s is None else duration_from_ns(_budget_ns(budget_s)),
-        )
+        budget = None if budget_s is None else duration_from_ns(_budget_ns(budget_s))
+        with sendable("the text request"):
+            request = robot_pb2.GenerateRequest(
+                prompt=prompt,
+                max_tokens=max_tokens,
+                priority=priority.value,
+                temperature=temperature,
+                top_p=top_p,
+                seed=seed,
+                stop=stop,
+                budget=budget,
+            )
         return self._stream(request, s_from_ns(_budget_ns(timeout_s)))
 
     def close(self) -> None:

@@ -1,6 +1,8 @@
 """Between the robot's values and the messages of the contract."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -8,11 +10,11 @@ from edge.action import Action, Timings
 from edge.observation import ImageEncoding, Observation
 from edge.text import FinishReason, GenerateSummary, TextPiece
 from headway.clock import ns_from_s
-from headway.rpc.errors import InternalError
+from headway.rpc.errors import InternalError, InvalidRequestError
 from headway.rpc.status import duration_from_ns
 from headway.v1 import robot_pb2
 
-__all__ = ["action_from_wire", "observation_to_wire", "text_piece_from_wire"]
+__all__ = ["action_from_wire", "observation_to_wire", "sendable", "text_piece_from_wire"]
 
 _NS_PER_S = 1_000_000_000
 _ENCODINGS = {
@@ -22,8 +24,27 @@ _ENCODINGS = {
 }
 
 
+@contextmanager
+def sendable(what: str) -> Iterator[None]:
+    """Around the making of a message.
+
+    Raises:
+        InvalidRequestError: a value has no place in it: text that is not Unicode, a
+            number beyond its field's range.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidRequestError(f"{what} cannot be sent: {error}") from error
+
+
+@sendable("the observation")
 def observation_to_wire(observation: Observation, budget_ns: int) -> robot_pb2.Observation:
-    """`observation` as it is sent, with what is left for the server."""
+    """`observation` as it is sent, with what is left for the server.
+
+    Raises:
+        InvalidRequestError: see `sendable`.
+    """
     message = robot_pb2.Observation(
         observation_id=observation.observation_id,
         task=observation.task,

@@ -7,14 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import psutil
 import pytest
 
 from edge.client import Priority, RobotClient
-from edge.observation import Observation, StateSource
+from edge.observation import Image, ImageEncoding, Observation, StateSource
 from edge.text import FinishReason
 from headway.clock import VirtualClock
 from headway.outcome import Reason
@@ -27,6 +27,7 @@ from headway.rpc.errors import (
     UnavailableError,
 )
 from headway.v1 import robot_pb2
+from tests.support.black_hole import BlackHole
 from tests.support.robot_server import ScriptedRobotServer, action_chunk, refuse
 
 MS = 1_000_000
@@ -377,6 +378,57 @@ def test_an_impossible_text_request_is_refused_at_the_call(
         with pytest.raises(InvalidRequestError, match=says):
             client.generate(**arguments)  # type: ignore[arg-type]
         assert server.prompts == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "127.0.0.1", ":50051", "host:", "host:0", "host:65536", "http://host:1", "::1:1", "a b:1"],
+)
+def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
+    """Asking on until somebody is there would be waiting for ever."""
+    with pytest.raises(InvalidRequestError, match="must be host:port"):
+        RobotClient.connect(address)
+
+
+@pytest.mark.parametrize("robot_id", ["", "x" * 65, "a\nb", "ö"])
+def test_a_robot_id_that_is_none_is_refused_at_once(robot_id: str) -> None:
+    """Not with the first call."""
+    with pytest.raises(InvalidRequestError, match="robot_id must be 1 to 64"):
+        RobotClient.connect("127.0.0.1:1", robot_id=robot_id)
+
+
+def test_what_no_message_can_hold_is_a_wrong_request_and_no_crash() -> None:
+    """A robot's loop knows what to do with a `CallError`, and with nothing else."""
+    half = "\ud800"  # Half of a surrogate pair, as a damaged file name has it.
+    picture = Image("front", ImageEncoding.JPEG, 2**33, 1, b"x")
+    with ScriptedRobotServer() as server, RobotClient.connect(server.address) as client:
+        for wrong in (Observation("o-1", task=half), Observation("o-1", images=(picture,))):
+            with pytest.raises(InvalidRequestError, match="cannot be sent"):
+                client.next_action(wrong, budget_s=5)
+        for fields in ({"prompt": half}, {"stop": (half,)}, {"max_tokens": 2**32}):
+            arguments: dict[str, Any] = {"prompt": "x", "max_tokens": 1} | fields
+            with pytest.raises(InvalidRequestError, match="cannot be sent"):
+                client.generate(**arguments)
+        assert (server.requests, server.prompts) == ([], [])
+
+
+def test_a_network_that_swallows_everything_is_an_error_inside_the_budget() -> None:
+    """The connection stands and nothing comes back; once it does, the robot is served again.
+
+    What then comes late is the answer to an old question, and none to the new one.
+    """
+    with (
+        ScriptedRobotServer() as server,
+        BlackHole(server.port) as network,
+        RobotClient.connect(network.address) as client,
+    ):
+        assert client.next_action(observation("o-1"), budget_s=5).observation_id == "o-1"
+        network.holds_back = True
+        for number in range(2, 5):
+            with pytest.raises((DeadlineMissedError, UnavailableError)):
+                client.next_action(observation(f"o-{number}"), budget_s=0.1)
+        network.holds_back = False
+        assert client.next_action(observation("o-5"), budget_s=30).observation_id == "o-5"
 
 
 def test_importing_the_client_imports_no_torch_and_leaves_logging_alone() -> None:

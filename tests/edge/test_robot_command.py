@@ -137,7 +137,8 @@ def test_stops_at_a_call_that_no_repetition_mends() -> None:
         (["--budget", "-1"], "headway: a budget must be"),
         (["--rate", "0"], "headway: a rate must be"),
         (["--count", "0"], "headway robot: Invalid value for '--count'"),
-        (["--robot-id", "tab\t"], "headway: observation_id must be 1 to 64"),
+        (["--robot-id", "tab\t"], "headway: robot_id must be 1 to 64"),
+        (["--address", "http://127.0.0.1:50051"], "headway: an address must be host:port"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_status_2(arguments: list[str], says: str) -> None:
