@@ -49,6 +49,9 @@ _S = 1_000_000_000
 _COST = CostModel(t0_ns=8.0 * _MS, prefill_ns=40_000.0, decode_ns=150_000.0, kv_ns=30.0)
 _SPEC = ReplicaSpec("r0", 4096, 16, 4096, _COST)
 _MAX_STEP_NS = 60 * _MS
+# Of all time, what tokens' own time can fill beside every step's t0 and deadlines of this
+# kind: what the baseline below reaches.
+_USABLE = 0.5
 _Noise = Callable[[int], float]
 
 
@@ -63,15 +66,16 @@ def robot_arrivals(
     tenants: Sequence[str] = ("a", "b", "c"),
     action_share: float = 0.75,
     ends_early: bool = True,
+    ms_per_token: Sequence[int] = (15, 25, 40),
 ) -> list[Arrival]:
     """Actions with a deadline for the last token, and questions for the first.
 
-    A load of 1 offers as much own work as fits into steps of the longest kind.
+    A load of 1 is about what can be done: tokens' own time fills `_USABLE` of all time.
     Where outputs may end early, only their bound is known; else they are chunks of
     known length.
     """
     arrivals: list[Arrival] = []
-    room = load * (1 - _COST.t0_ns / _MAX_STEP_NS)
+    room = load * _USABLE
     at_ns = 0.0
     while True:
         is_action = rng.random() < action_share
@@ -82,7 +86,7 @@ def robot_arrivals(
         if at_ns >= span_ns:
             return arrivals
         # Long enough for a server that is not busy: 8 to 9 ms a token and a step to wait.
-        budget_ms = most * rng.choice([15, 25, 40]) + 60 if is_action else rng.choice([500, 2000])
+        budget_ms = most * rng.choice(ms_per_token) + 60 if is_action else rng.choice([500, 2000])
         request = Request(
             f"q{len(arrivals)}",
             rng.choice(tenants),
@@ -459,7 +463,10 @@ def _honesty(console: Console, span_s: int, samples: int) -> bool:
 
 
 def _flooder(console: Console, span_s: int) -> bool:
-    """Two tenants of equal weight; one sends ten times as much; twice the capacity in all."""
+    """Two tenants of equal weight; one sends ten times as much; twice the capacity in all.
+
+    Deadlines leave room for the step that runs, so that a refusal is the flooder's doing.
+    """
     tenants = ("flood",) * 10 + ("quiet",)
     arrivals = robot_arrivals(random.Random(3), 2.0, span_s * _S, tenants=tenants, action_share=1.0)
     config = SchedulerConfig()
