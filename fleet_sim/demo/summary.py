@@ -105,9 +105,9 @@ def _meaning(measures: FleetMeasures) -> list[str]:
     lines = []
     if late:
         lines += [
-            f"  {late} came too late, after they had been promised. Late is as bad as never for a",
-            "  robot, so each of these is a fault: this machine was busy with other things,",
-            "  or its step times changed faster than they were measured.",
+            f"  {late} came too late, although promised. Late is as bad as never for a robot,",
+            "  so each of these is a fault: this machine was busy with other things, or its",
+            "  step times changed faster than they were measured.",
         ]
     if 2 * measures.residents.kinds[AnswerKind.IN_TIME] < measures.residents.num_asked:
         return [

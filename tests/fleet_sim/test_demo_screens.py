@@ -129,7 +129,7 @@ def test_the_summary_says_what_was_asked_answered_and_refused() -> None:
 def test_the_summary_does_not_gloss_over_late_answers() -> None:
     """A late answer is called a fault."""
     text = summary(measured(num_late=2))
-    assert "2 came too late, after they had been promised" in text
+    assert "2 came too late, although promised" in text
     assert max(map(len, text.splitlines())) <= 80
     assert "No answer came late" not in text
 
