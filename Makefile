@@ -16,7 +16,7 @@ protoc = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I pr
 	--python_out=$(1) --mypy_out=quiet:$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types layers contract generate format bench soak validate clean
+.PHONY: help setup demo test check lint types layers contract generate format bench soak mutants validate clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -71,6 +71,9 @@ bench: $(INSTALLED) ## measure (minutes)
 
 soak: $(INSTALLED) ## long proofs (many minutes)
 	@mkdir -p .cache && $(BIN)/python -m pytest -m soak --timeout=3600 --basetemp=.cache/pytest
+
+mutants: $(INSTALLED) ## break one rule of the scheduler at a time: a test must notice (many minutes)
+	@$(BIN)/python tests/cloud/scheduler/mutants.py
 
 validate: $(INSTALLED) ## checks against measured systems and large models
 	@mkdir -p .cache && $(BIN)/python -m pytest -m validate --timeout=3600 --basetemp=.cache/pytest

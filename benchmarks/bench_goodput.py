@@ -468,7 +468,9 @@ def _flooder(console: Console, span_s: int) -> bool:
     Deadlines leave room for the step that runs, so that a refusal is the flooder's doing.
     """
     tenants = ("flood",) * 10 + ("quiet",)
-    arrivals = robot_arrivals(random.Random(3), 2.0, span_s * _S, tenants=tenants, action_share=1.0)
+    arrivals = robot_arrivals(
+        random.Random(3), 2.0, span_s * _S, tenants=tenants, action_share=1.0, ms_per_token=(40,)
+    )
     config = SchedulerConfig()
     world = run_ours(arrivals, lognormal_noise(17))
     quiet = [one for one in arrivals if one.request.tenant == "quiet"]
