@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from cloud.scheduler.policy import Policy
 from cloud.scheduler.types import Event, ReplicaSpec, StepPlan
 from cloud.server.ledger import StepTimes
 from headway.clock import Clock, s_from_ns
+from headway.cost_model import StepShape
 
 __all__ = ["Host", "Replica"]
 
@@ -193,6 +195,7 @@ class Replica:
         policy, clock, engine, replica_id = host.policy, self._clock, self._engine, self.replica_id
         if engine is None:
             raise EngineLostError("stopped")
+        logs_steps = _log.is_enabled_for(logging.DEBUG)
         unyielded_ns = 0
         result_ns = clock.now_ns()
         while True:
@@ -223,6 +226,8 @@ class Replica:
             spent = dataclasses.replace(result, elapsed_ns=result_ns - began_ns)
             host.tell(policy.commit(replica_id, spent, result_ns))
             host.wake_idle()
+            if logs_steps:
+                _log_step(plan, spent.elapsed_ns)
             waited_ns = result_ns - sent_ns
             self.times.add(result.elapsed_ns, planned_ns + max(0, waited_ns - result.elapsed_ns))
             self._next_backoff_ns = self._backoff_ns[0]
@@ -264,3 +269,19 @@ class Replica:
             pass
         finally:
             self.is_waiting = False
+
+
+def _log_step(plan: StepPlan, elapsed_ns: int) -> None:
+    """A line that `headway cost fit` can read."""
+    shape = StepShape.of(
+        [(item.context_tokens, item.num_tokens) for item in plan.items if item.is_prefill],
+        [item.context_tokens for item in plan.items if not item.is_prefill],
+    )
+    _log.debug(
+        "step",
+        replica=plan.replica_id,
+        step_id=plan.step_id,
+        elapsed_ns=elapsed_ns,
+        predicted_ns=plan.predicted_ns,
+        **dataclasses.asdict(shape),
+    )

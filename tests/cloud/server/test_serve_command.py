@@ -282,3 +282,27 @@ def test_a_status_is_told_however_close_it_follows_an_answer(serve: Serve) -> No
             with pytest.raises(grpc.RpcError) as caught:
                 list(stub.Session(iter([hello, hello]), timeout=10))
             assert error_from_rpc(caught.value).reason is Reason.CONFLICT
+
+
+def test_debug_log_of_a_server_is_what_its_cost_model_is_fitted_to(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """`headway cost fit` finds the 20 ms that each step takes; its other lines are passed over."""
+    process = serve(SLOW.format(t0_s=0.02) + "[telemetry]\nlog_level = 'debug'\n")
+    with grpc.insecure_channel(address_of(process)) as channel:
+        for number in range(2):
+            ask(RobotServiceStub(channel), f"obs-{number}").result(30)
+    process.send_signal(signal.SIGTERM)
+    log = tmp_path / "steps.jsonl"
+    log.write_text(process.communicate(timeout=30)[1])
+    fitted = subprocess.run(
+        [sys.executable, "-m", "headway", "cost", "fit", "--json", str(log)],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    found = json.loads(fitted.stdout)
+    # 20 values for each of the two.
+    assert found["num_train"] + found["num_held_out"] == 40
+    # A busy machine only ever makes a step longer.
+    assert found["t0_ns"] + found["decode_ns"] >= 19e6
