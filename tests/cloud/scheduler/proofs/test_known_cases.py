@@ -233,3 +233,16 @@ def test_aged_batch_work_of_many_does_not_delay_robots() -> None:
     batch_ended = [one for name, one in driver.ended.items() if name.startswith("b")]
     assert {one.outcome for one in batch_ended} == {Outcome.COMPLETED}
     assert verify(scheduler.records, idle_tolerance_ns=0) == []
+
+
+def test_a_kept_promise_gives_way_before_an_open_one() -> None:
+    """Slots for two: who has its first token goes, though the other one came later."""
+    bench = Bench(SchedulerConfig(max_running=2))
+    bench.submit(standard("kept", 60 * S, max_output_tokens=100))
+    bench.steps(2)
+    bench.submit(standard("open", 60 * S, prompt_tokens=4000))
+    bench.step()
+    bench.submit(interactive("robot", bench.now_ns + S))
+    bench.step()
+    evicted = [one["id"] for one in bench.scheduler.records if one["kind"] == "preempt"]
+    assert evicted == ["kept"]
