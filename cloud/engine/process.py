@@ -1,6 +1,7 @@
 """An engine in its own process, so that its crash or stall is survived."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -127,10 +128,12 @@ class EngineProcess:
 
     async def stop(self) -> None:
         """Ends the process and removes its socket. May be called twice."""
+        # One that is lost, or was told before, is not waited for.
+        grace_s = 0.0 if self._lost_reason else self._stop_grace_s
         self._lost_reason = self._lost_reason or "the engine was stopped"
         # The process first: a step that is pending then fails as a lost one.
         if self._process is not None:
-            await self._end(self._process)
+            await self._end(self._process, grace_s)
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close(grace=0)
@@ -244,14 +247,15 @@ class EngineProcess:
                 log = _log.debug if self._stream is None else _log.warning
                 log("engine_said", pid=process.pid, line=text)
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
+    async def _end(self, process: asyncio.subprocess.Process, grace_s: float) -> None:
         if process.stdin is not None:
             process.stdin.close()  # The process takes that as its end.
         try:
-            async with asyncio.timeout(self._stop_grace_s):
+            async with asyncio.timeout(grace_s):
                 await process.wait()
         except TimeoutError:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
             await process.wait()
 
 

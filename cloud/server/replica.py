@@ -135,9 +135,12 @@ class Replica:
 
     async def stop(self) -> None:
         """Ends the engine. May be called twice."""
-        engine, self._engine = self._engine, None
+        engine = self._engine
         if engine is not None:
             await engine.stop()
+            # Not before: who is cancelled in between leaves the rest to the next one.
+            if self._engine is engine:
+                self._engine = None
 
     async def _lose(self, host: Host, reason: str) -> None:
         was_up, self.is_up = self.is_up, False

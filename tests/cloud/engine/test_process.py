@@ -192,6 +192,37 @@ async def test_stop_kills_an_engine_that_hangs(sockets: Path) -> None:
     assert _is_empty(sockets)
 
 
+async def test_a_lost_engine_is_not_waited_for(sockets: Path) -> None:
+    """One that hangs in a step is lost by giving the step up; the next one is waiting."""
+    engine = EngineProcess(_A_MINUTE, stop_grace_s=3600.0)
+    await engine.start()
+    step = asyncio.create_task(engine.execute(_FIRST_STEP, [_REQUEST]))
+    await _until_it_is_sent()
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGSTOP)
+    step.cancel()
+    await asyncio.gather(step, return_exceptions=True)
+    await engine.stop()
+    assert _is_gone(engine.pid)
+    assert _is_empty(sockets)
+
+
+async def test_a_stop_that_is_given_up_is_finished_by_the_next_one(sockets: Path) -> None:
+    """The server goes while it still waits for an engine that hangs."""
+    engine = EngineProcess(_SIMULATED, stop_grace_s=3600.0)
+    await engine.start()
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGSTOP)
+    stopping = asyncio.create_task(engine.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    assert not _is_gone(engine.pid)
+    await engine.stop()
+    assert _is_gone(engine.pid)
+    assert _is_empty(sockets)
+
+
 async def test_a_cancelled_step_loses_the_engine() -> None:
     """Its answer could be taken for a later step's."""
     engine = EngineProcess(_A_MINUTE)

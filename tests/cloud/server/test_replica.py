@@ -62,3 +62,38 @@ async def test_a_step_takes_all_that_passes_from_its_plan_to_its_result() -> Non
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
         await replica.stop()
+
+
+class _StubbornEngine(ScriptedEngine):
+    """Does not end while it is waited for the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_told = asyncio.Event()
+
+    async def stop(self) -> None:
+        if not self.is_told.is_set():
+            self.is_told.set()
+            await asyncio.Event().wait()
+        await super().stop()
+
+
+async def test_an_engine_that_is_being_given_up_is_ended_by_a_server_that_goes() -> None:
+    """Else its process would outlive the server."""
+    clock, host, engine = VirtualClock(), _Host(), _StubbornEngine()
+    spec = ReplicaSpec("r0", 64, 16, 1024, CostModel(t0_ns=1.0))
+    replica = Replica("r0", lambda: engine, lambda name, description: spec, clock, StepTimes("r0"))
+    await replica.start(host)
+    engine.is_open.clear()
+    host.submit(
+        Request("a", "default", RequestClass.STANDARD, 3, 2, 10**12, DeadlineCovers.LAST_TOKEN), 0
+    )
+    feeding = asyncio.ensure_future(replica.run(host))
+    await asyncio.wait_for(engine.is_executing.wait(), 30)
+    engine.lose("it hangs")
+    await asyncio.wait_for(engine.is_told.wait(), 30)
+    feeding.cancel()
+    await asyncio.gather(feeding, return_exceptions=True)
+    assert not engine.is_stopped
+    await replica.stop()
+    assert engine.is_stopped
