@@ -126,7 +126,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "headway"
         message = error.format_message().rstrip(".")
-        click.echo(f"{path}: {message}. Try '{path} --help'.", err=True)
+        end = "" if message.endswith("?") else "."
+        click.echo(f"{path}: {message}{end} Try '{path} --help'.", err=True)
         return error.exit_code
     except click.ClickException as error:
         click.echo(f"headway: {error.format_message()}", err=True)
