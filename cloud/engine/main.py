@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 
@@ -50,11 +51,12 @@ def _prepare(spec: EngineSpec) -> tuple[Executor, EngineDescription]:
     executor = make_executor(spec)
     description = executor.describe()
     if spec.kind == "torch":
-        from cloud.engine.self_test import self_test
+        from cloud.engine.self_test import check_reference, self_test
         from cloud.engine.torch_executor import TorchExecutor
 
         if isinstance(executor, TorchExecutor):
             self_test(executor)
+            check_reference(executor, Path(spec.model_folder))
         description = replace(
             description, calibration=measure_steps(executor, budget_s=spec.calibration_s)
         )

@@ -8,7 +8,7 @@ from cloud.engine.api import EngineRequest, Executor
 from cloud.engine.checkpoint import check_weights
 from cloud.engine.errors import EngineError
 from cloud.engine.manifest import PromptTest
-from cloud.engine.self_test import self_test
+from cloud.engine.self_test import check_reference, self_test, write_reference
 from cloud.engine.tokenizer import load_tokenizer
 from cloud.engine.torch_executor import TorchExecutor
 from cloud.scheduler.types import ScheduledItem, StepPlan
@@ -19,8 +19,13 @@ __all__ = ["continue_greedily", "run_prompt_test"]
 _LARGE = 1_000_000_000
 
 
-def run_prompt_test(folder: Path, test: PromptTest) -> str:
+def run_prompt_test(folder: Path, test: PromptTest, *, keeps_reference: bool = False) -> str:
     """Loads the model in `folder` on the CPU, tries it, and continues the prompt.
+
+    Args:
+        folder: a checkpoint.
+        test: prompt and what is expected of it.
+        keeps_reference: write down what the model says, if it passes; see `write_reference`.
 
     Returns:
         The continuation.
@@ -36,12 +41,15 @@ def run_prompt_test(folder: Path, test: PromptTest) -> str:
     dtype = torch.float32 if num_parameters < _LARGE else torch.bfloat16
     executor = TorchExecutor.load(folder, dtype=dtype, block_tokens=length, num_blocks=1)
     self_test(executor)
+    check_reference(executor, folder)
     text = tokenizer.decode(continue_greedily(executor, prompt, test.num_tokens))
     if test.expected not in text:
         raise EngineError(
             f"{folder}: after {test.prompt!r} the model says {text!r}; "
             f"expected {test.expected!r} in it"
         )
+    if keeps_reference:
+        write_reference(executor, folder)
     return text
 
 

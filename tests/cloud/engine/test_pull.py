@@ -187,7 +187,11 @@ def test_a_folder_is_copied_without_what_is_no_model(store: ModelStore, tmp_path
     manifest = _puller(store).folder("mine", source)
     expected = {"config.json", "model.safetensors", "tokenizer.json"}
     assert manifest.files.keys() == expected
-    assert {p.name for p in store.folder("mine").iterdir()} == {*expected, "headway.json"}
+    assert {p.name for p in store.folder("mine").iterdir()} == {
+        *expected,
+        "headway.json",
+        "headway-reference.npz",
+    }
     assert not any(path.is_symlink() for path in store.folder("mine").iterdir())
     assert manifest.dtype == "float32"
 
@@ -318,7 +322,8 @@ def test_a_model_comes_from_the_hub(store: ModelStore, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     folder = store.folder("owner/model")
     pulled = {path.name: path.read_bytes() for path in folder.iterdir()}
-    pulled.pop("headway.json")
+    for ours in ("headway.json", "headway-reference.npz"):
+        pulled.pop(ours)
     names = ("config.json", "model.safetensors", "tokenizer.json")
     assert pulled == {name: (source / name).read_bytes() for name in names}
     manifest = store.manifest("owner/model")

@@ -8,7 +8,12 @@ from safetensors.torch import load_file, save_file
 
 from cloud.engine import attention
 from cloud.engine.errors import EngineError
-from cloud.engine.self_test import self_test
+from cloud.engine.self_test import (
+    REFERENCE_FILE,
+    check_reference,
+    self_test,
+    write_reference,
+)
 from cloud.engine.tiny import write_tiny_checkpoint
 from cloud.engine.torch_executor import TorchExecutor
 
@@ -41,3 +46,43 @@ def test_an_upper_left_mask_is_found(tiny_folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("cloud.engine.step_batch.lower_right_mask", upper_left)
     with pytest.raises(EngineError, match="self-test: a prompt in chunks differs"):
         self_test(TorchExecutor.load(tiny_folder, num_blocks=8))
+
+
+@pytest.fixture
+def folder_with_reference(tmp_path: Path) -> Path:
+    """A sound model beside what it said when it was sound."""
+    write_tiny_checkpoint(tmp_path)
+    write_reference(TorchExecutor.load(tmp_path, num_blocks=8), tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_says_what_it_said_passes(
+    folder_with_reference: Path, dtype: torch.dtype
+) -> None:
+    """In either precision, and so does one without a reference."""
+    executor = TorchExecutor.load(folder_with_reference, dtype=dtype, num_blocks=8)
+    check_reference(executor, folder_with_reference)
+    check_reference(executor, folder_with_reference / "elsewhere")
+
+
+def test_a_model_that_says_something_else_is_found(folder_with_reference: Path) -> None:
+    """Whole and in chunks it agrees with itself; only the reference knows better."""
+    path = folder_with_reference / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.down_proj.weight"] *= 1.5
+    save_file(tensors, path)
+    executor = TorchExecutor.load(folder_with_reference, num_blocks=8)
+    self_test(executor)
+    with pytest.raises(EngineError, match="self-test: the model differs from its reference"):
+        check_reference(executor, folder_with_reference)
+
+
+def test_a_damaged_reference_is_refused(folder_with_reference: Path) -> None:
+    """In one line that names the file."""
+    path = folder_with_reference / REFERENCE_FILE
+    path.write_bytes(path.read_bytes()[:-60])
+    executor = TorchExecutor.load(folder_with_reference, num_blocks=8)
+    with pytest.raises(EngineError, match=r"headway-reference\.npz: is damaged") as caught:
+        check_reference(executor, folder_with_reference)
+    assert "\n" not in str(caught.value)
