@@ -246,3 +246,33 @@ def test_a_kept_promise_gives_way_before_an_open_one() -> None:
     bench.step()
     evicted = [one["id"] for one in bench.scheduler.records if one["kind"] == "preempt"]
     assert evicted == ["kept"]
+
+
+def test_a_successor_has_its_predecessors_place() -> None:
+    """Same deadline as one that came between them: it is before that one, as the older was."""
+    bench = Bench(SchedulerConfig(max_running=1))
+    bench.submit(interactive("first", 10 * S))
+    bench.submit(interactive("second", 10 * S))
+    bench.submit(interactive("third", 10 * S, supersedes="first"))
+    assert ids(bench.step()) == ["third"]
+
+
+def test_the_lane_takes_its_share_and_no_more() -> None:
+    """5 % of 12 s for starving batch work, and at most a second's worth ahead of time.
+
+    100 of them decode when standard prompts begin to fill every step and are left over;
+    the promises are far off and would not stop batch work from taking a fifth of the time.
+    """
+    config = SchedulerConfig(batch=ClassConfig(tpot_target_ns=None, patience_ns=1))
+    bench = Bench(config, replica(num_blocks=40_000))
+    for number in range(100):
+        bench.submit(batch(f"b{number}", prompt_tokens=16, max_output_tokens=4000))
+    while len(ids(bench.step(), prefill=False)) < 100:
+        pass
+    for number in range(50):
+        bench.submit(standard(f"s{number}", 100 * S, prompt_tokens=4000, max_output_tokens=1))
+    started_ns, decodes = bench.now_ns, 0
+    while bench.now_ns < started_ns + 12 * S:
+        decodes += len(ids(bench.step(), prefill=False))
+    spent_ns = decodes * COST.decode_ns
+    assert 0.03 * 12 * S <= spent_ns <= 0.05 * (12 * S + 1 * S) + COST.decode_ns
