@@ -14,6 +14,7 @@ __all__ = [
     "EngineLostError",
     "EngineRequest",
     "Executor",
+    "PromptImage",
     "Sampling",
 ]
 
@@ -43,6 +44,17 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptImage:
+    """An image in a prompt."""
+
+    position: int  # Of its first token in the prompt.
+    num_tokens: int  # That it takes there: the prompt holds as many placeholders.
+    rgb: bytes  # uint8 [height, width, 3].
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """A request as the engine sees it."""
 
@@ -52,6 +64,7 @@ class EngineRequest:
     adapter: str = ""
     # What it gave already, on an engine before this one: it goes on from there.
     outputs: tuple[int, ...] = ()
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

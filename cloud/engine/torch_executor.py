@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from cloud.engine.model import Model
 from cloud.engine.model_config import load_model_config
 from cloud.engine.sampling import Draw, sample
 from cloud.engine.step_batch import StepWork, make_batch
+from cloud.engine.vision import VisionEncoder
 from cloud.scheduler.types import ScheduledItem, StepOutput, StepPlan, StepResult
 
 __all__ = ["TorchExecutor"]
@@ -32,6 +33,8 @@ class _Tensors:
     table: BlockTable
     allowed: Tensor | None
     adapter: Adapter | None
+    # (first position, embeddings [n, hidden]) of each image.
+    soft_tokens: tuple[tuple[int, Tensor], ...]
 
 
 class TorchExecutor:
@@ -43,6 +46,7 @@ class TorchExecutor:
         num_blocks: blocks of KV memory, allocated now.
         num_swap_blocks: blocks of host memory for swapped KV, allocated now.
         adapters: what requests may name.
+        vision: makes soft tokens of images; None: requests with images are refused.
 
     Raises:
         EngineError: the memory asked for is not there.
@@ -56,12 +60,14 @@ class TorchExecutor:
         num_blocks: int,
         num_swap_blocks: int = 0,
         adapters: Sequence[Adapter] = (),
+        vision: VisionEncoder | None = None,
     ) -> None:
         config = model.config
         self._model = model
         self._block_tokens = block_tokens
         self._device = model.device
         self._dtype = model.dtype
+        self._vision = vision
         self._adapters = {adapter.name: adapter for adapter in adapters}
         kv_bytes = config.kv_bytes_per_token(self._dtype.itemsize)
         require_memory(
@@ -189,6 +195,7 @@ class TorchExecutor:
         adapter = self._adapters.get(request.adapter)
         if request.adapter and adapter is None:
             raise PlanError(f"adapter {request.adapter} is not loaded")
+        soft_tokens = tuple(self._soft_tokens(request))
         self._requests.open(request)
         allowed = None
         if ids := request.sampling.allowed_tokens:
@@ -197,8 +204,24 @@ class TorchExecutor:
             if allowed is None:
                 allowed = self._allowed_sets[ids] = torch.tensor(ids, device=self._device)
         self._tensors[request.request_id] = _Tensors(
-            BlockTable(self._block_tokens), allowed, adapter
+            BlockTable(self._block_tokens), allowed, adapter, soft_tokens
         )
+
+    def _soft_tokens(self, request: EngineRequest) -> Iterator[tuple[int, Tensor]]:
+        """Where each image of a request stands, and what stands there."""
+        for image in request.images:
+            if self._vision is None:
+                raise PlanError(f"request {request.request_id} has images; the model cannot see")
+            embeddings = self._vision.encode(image)
+            expected = (image.num_tokens, self._model.config.hidden)
+            if embeddings.shape != expected or image.position + len(embeddings) > len(
+                request.prompt
+            ):
+                raise PlanError(
+                    f"an image of request {request.request_id} gives {list(embeddings.shape)} at "
+                    f"{image.position} of {len(request.prompt)} tokens; expected {list(expected)}"
+                )
+            yield image.position, embeddings
 
     def _swap(self, plan: StepPlan) -> None:
         """Copies whole blocks; out before in, so that a block can do both."""
@@ -219,7 +242,13 @@ class TorchExecutor:
         tensors.table.append(item.new_blocks)
         end = item.context_tokens + item.num_tokens
         return StepWork(
-            live.tokens, item.context_tokens, end, tensors.table, item.samples, tensors.adapter
+            tokens=live.tokens,
+            start=item.context_tokens,
+            end=end,
+            table=tensors.table,
+            samples=item.samples,
+            adapter=tensors.adapter,
+            soft_tokens=tensors.soft_tokens,
         )
 
     @torch.inference_mode()

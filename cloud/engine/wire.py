@@ -84,6 +84,8 @@ class StepEncoder:
         return handle
 
     def _open(self, request: EngineRequest) -> pb.OpenRequest:
+        if request.images:
+            raise ValueError(f"request {request.request_id} has images, which do not travel yet")
         self._num_opened += 1
         handle = self._num_opened
         self._handles[request.request_id] = handle

@@ -154,7 +154,8 @@ class Dispatcher:
             ValueError: the request is impossible by its own terms.
         """
         now_ns = self._clock.now_ns()
-        if self._prefix_block_tokens:
+        # What an image's placeholders hold is not in their ids.
+        if self._prefix_block_tokens and not call.prompt.images:
             self._name_prefix(call)
         request = call.request
         # Before the answer: admission may itself end what it supersedes.
