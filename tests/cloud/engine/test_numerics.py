@@ -110,9 +110,7 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 @pytest.fixture(scope="module", params=_SHAPES)
-def subject(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Subject:
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     """Each shape of model, with two adapters."""
     return Subject(tmp_path_factory.mktemp(request.param), _SHAPES[request.param])
 
