@@ -350,6 +350,8 @@ def _show(console: Console, title: str, rows: Sequence[_Row]) -> bool:
         table.add_column(heading)
     for row in rows:
         mark = "[green]met[/]" if row.is_met else "[red]missed[/]"
+        if row.goal.startswith("none"):
+            mark = ""  # A figure to know, no goal.
         table.add_row(row.name, row.found, row.goal, mark)
     console.print(table)
     return all(row.is_met for row in rows)
