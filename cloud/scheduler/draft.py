@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from cloud.scheduler.laxity import StepBound
 from cloud.scheduler.replica import Chunk, Replica
 from cloud.scheduler.request_state import LiveRequest
 from headway.cost_model import StepShape, chunk_pairs
@@ -18,9 +19,10 @@ class StepDraft:
         "_pairs",
         "_replica",
         "_tokens",
+        "bound",
         "chunks",
         "decodes",
-        "hard_ns",
+        "lane_ns",
         "spent_ns",
     )
 
@@ -28,8 +30,9 @@ class StepDraft:
         self._min_chunk = min_chunk_tokens
         self._replica = replica
         self.spent_ns = replica.cost.t0_ns
-        # Longest step with which the promises in it are kept.
-        self.hard_ns = float("inf")
+        self.bound = StepBound()  # By the promises in it.
+        # Of that, what pieces of prefills leave to the starvation lane.
+        self.lane_ns = 0.0
         self.decodes: list[LiveRequest] = []
         self.chunks: list[Chunk] = []
         self._tokens = self._pairs = self._kv_tokens = 0
@@ -45,6 +48,30 @@ class StepDraft:
         self._kv_tokens += kv_tokens
         cost = self._replica.cost
         self.spent_ns += cost.decode_ns * num + cost.kv_ns * kv_tokens
+
+    def add_class_decodes(self, rank: int, limit_ns: float, stalled: list[LiveRequest]) -> None:
+        """A class's decodes: all of them, or those that fit, who waited longest first."""
+        replica = self._replica
+        decoding = replica.decoding[rank]
+        if not decoding:
+            return
+        cost = replica.cost
+        if not stalled and self.spent_ns + replica.decode_cost_ns(rank) <= limit_ns:
+            self.add_decodes(decoding, len(decoding), replica.decode_kv[rank])
+            return
+        spent_ns = self.spent_ns
+        chosen: list[LiveRequest] = []
+        for live in decoding:
+            if live.computed == live.capacity:
+                continue
+            spent_ns += cost.decode_ns + cost.kv_ns * live.computed
+            if spent_ns > limit_ns:
+                break
+            chosen.append(live)
+        self.add_decodes(chosen, len(chosen), sum(live.computed for live in chosen))
+        for live in chosen:  # To the end: next time it is the others' turn.
+            del decoding[live]
+            decoding[live] = None
 
     def fitting(
         self,
@@ -63,19 +90,37 @@ class StepDraft:
         if has_floor and not self.chunks:
             floor_ns = cost.chunk_ns(live.computed, min(self._min_chunk, left))
             limit_ns = max(limit_ns, self.spent_ns + floor_ns)
-        limit_ns = min(limit_ns, self.hard_ns)
-        spare_ns = limit_ns - self.spent_ns
-        if cost.chunk_ns(live.computed, left) <= spare_ns:
+        own_ns = cost.chunk_ns(live.computed, left)
+        whole_ns = min(limit_ns, self.bound.with_decode_ns(self._later_ns(live)))
+        if self.spent_ns + own_ns <= whole_ns:
             return left
-        fits = 0
-        if spare_ns > 0:
-            fits = cost.prefill_budget(int(spare_ns + cost.t0_ns), context_tokens=live.computed)
+        spare_ns = min(limit_ns, self.bound.longest_ns - self.lane_ns) - self.spent_ns
+        if spare_ns <= 0:
+            return 0
+        # Where it would be done, but nobody may decode more yet, a token is left.
+        most = left - (own_ns <= spare_ns)
+        fits = cost.prefill_budget(int(spare_ns + cost.t0_ns), context_tokens=live.computed)
         # A smaller piece is not worth its place in a step.
-        return min(left, fits) if fits >= min(left, self._min_chunk) else 0
+        return min(most, fits) if min(most, fits) >= min(left, self._min_chunk) else 0
+
+    def _later_ns(self, live: LiveRequest) -> float:
+        """What a request adds to each step once its prefill is done."""
+        if live.max_output - live.num_output <= 1:
+            return 0.0
+        cost = self._replica.cost
+        return cost.decode_ns + cost.kv_ns * live.total_tokens
+
+    def end_prefill(self, live: LiveRequest) -> None:
+        """Has the bound know that a request's prefill ends in this step."""
+        deadline_ns = None if live.is_met else live.deadline_ns
+        self.bound.end_prefill(
+            self._later_ns(live), live.promised_output_left, deadline_ns, self.spent_ns
+        )
 
     def add_chunk(self, live: LiveRequest, num_tokens: int) -> None:
-        """Takes in a piece of a prefill."""
+        """Takes in a piece of a prefill, for which there is memory."""
         context = live.computed
+        self._replica.grow(live, context + num_tokens)
         self.spent_ns += self._replica.cost.chunk_ns(context, num_tokens)
         self._tokens += num_tokens
         self._pairs += chunk_pairs(context, num_tokens)

@@ -13,7 +13,8 @@ from heapq import heapify, heappop, heappush
 
 from cloud.scheduler.config import SchedulerConfig
 from cloud.scheduler.kv import blocks_for
-from cloud.scheduler.replica import GUARD, Replica, spared_ns
+from cloud.scheduler.laxity import GUARD, StepBound
+from cloud.scheduler.replica import Replica
 from cloud.scheduler.request_state import NEVER_NS, LiveRequest
 
 __all__ = ["Forecast", "forecast", "lost_anyway"]
@@ -122,7 +123,9 @@ class _Roll:
         "_cost",
         "_decode_ns",
         "_decoding",
+        "_due",
         "_excess",
+        "_lane_ns",
         "_longest_ns",
         "_pending",
         "_rank",
@@ -150,9 +153,15 @@ class _Roll:
         self._blocks = replica.pool.num_blocks
         # (last step, place, job): who decodes, first to end first.
         self._decoding: list[tuple[int, int, _Job]] = []
+        # Last step of those who decode -> earliest deadline of a promise that is kept then.
+        self._due: dict[int, int] = {}
         self._decode_ns = replica.cost.t0_ns  # A step with decodes alone.
         self._pending: list[_Job] = []  # Prefills by class and deadline.
         self._target_ns = float(config.longest_step_ns(rank))
+        self._lane_ns = 0.0
+        if replica.lane.is_open:  # The rest of each step is the lane's, which `stretch` adds.
+            self._target_ns *= 1 - config.lane_share
+            self._lane_ns = config.lane_share * config.max_step_ns
 
     # --- what there is ---
 
@@ -234,7 +243,8 @@ class _Roll:
                 if not (job.decodes and job.live.covers_last):
                     yield job, self._safe_ns()
             while self._decoding and self._decoding[0][0] <= self._step:
-                job = heappop(self._decoding)[2]
+                last, _, job = heappop(self._decoding)
+                self._due.pop(last, None)
                 self._decode_ns -= job.decode_ns
                 self._give_back(job)
                 if job.live.covers_last:
@@ -265,8 +275,9 @@ class _Roll:
 
     def _fill(self) -> tuple[float, list[_Job]]:
         """Prefills into one step, in order. Returns their time and those that end in it."""
-        hard_ns = self._laxity_ns()
-        spare_ns = min(hard_ns, self._target_ns - self._decode_ns)
+        bound = self._bound()
+        base_ns = self._decode_ns
+        target_ns = self._target_ns
         spent_ns = 0.0
         floor = self._config.min_chunk_tokens
         completed: list[_Job] = []
@@ -278,16 +289,20 @@ class _Roll:
                 continue
             if not spent_ns:  # The first one gets a little beyond the target.
                 floor_ns = self._cost.chunk_ns(job.context, min(floor, job.prefill))
-                spare_ns = min(hard_ns, max(spare_ns, floor_ns))
+                target_ns = max(target_ns, base_ns + floor_ns)
             own_ns = self._cost.chunk_ns(job.context, job.prefill)
+            later_ns = self._later_ns(job)
             num = job.prefill
-            if own_ns > spare_ns - spent_ns:
+            so_far_ns = base_ns + spent_ns
+            if so_far_ns + own_ns > min(target_ns, bound.with_decode_ns(later_ns)):
+                spare_ns = min(target_ns, bound.longest_ns - self._lane_ns) - so_far_ns
+                most = num - (own_ns <= spare_ns)  # See StepDraft.fitting.
                 num = self._cost.prefill_budget(
-                    max(0, int(spare_ns - spent_ns + self._cost.t0_ns)), context_tokens=job.context
+                    max(0, int(spare_ns + self._cost.t0_ns)), context_tokens=job.context
                 )
+                num = min(num, most)
                 if num < min(floor, job.prefill):
                     break
-                num = min(num, job.prefill)
                 own_ns = self._cost.chunk_ns(job.context, num)
             if not job.is_running:
                 job.is_running = True
@@ -296,11 +311,8 @@ class _Roll:
             spent_ns += own_ns
             if num == job.prefill:
                 completed.append(job)
-                # Its token comes when the step ends: no later one may delay that.
-                own_ns = self._cost.decode_ns
-                spared = self._spared_ns(job, self._steps_left(job), self._decode_ns + own_ns)
-                hard_ns = min(hard_ns, own_ns + spared)
-                spare_ns = min(spare_ns, hard_ns)
+                deadline_ns = None if job.deadline_ns == NEVER_NS else job.deadline_ns
+                bound.end_prefill(later_ns, self._steps_left(job), deadline_ns, base_ns + spent_ns)
                 continue
             job.prefill -= num
             job.context += num
@@ -310,21 +322,23 @@ class _Roll:
             self._pending = [job for job in self._pending if id(job) not in gone]
         return spent_ns, completed
 
-    def _laxity_ns(self) -> float:
-        """Step time for prefills that those that decode can spare."""
-        laxity_ns = float("inf")
-        for last, _, job in self._decoding:
-            if job.deadline_ns != NEVER_NS:
-                spared = self._spared_ns(job, last - self._step, self._decode_ns)
-                laxity_ns = min(laxity_ns, spared)
-        return laxity_ns
+    def _bound(self) -> StepBound:
+        """What those that decode make of the next step's length."""
+        step = self._step
+        return StepBound(
+            [(last - step, deadline_ns) for last, deadline_ns in self._due.items()],
+            now_ns=self._time_ns,
+            later_ns=self._decode_ns,
+            stretch=self._stretch,
+            excess=self._excess,
+        )
 
-    def _spared_ns(self, job: _Job, steps: int, step_ns: float) -> float:
-        """By how much this step may be longer than `step_ns` for a promise of `steps` steps."""
-        if job.deadline_ns == NEVER_NS:
-            return float("inf")
-        slack_ns = job.deadline_ns - self._time_ns
-        return spared_ns(slack_ns, steps, step_ns, self._stretch, self._excess)
+    def _later_ns(self, job: _Job) -> float:
+        """What a job adds to each step once its prefill is done."""
+        if job.decodes <= 0:
+            return 0.0
+        context = job.context + job.prefill + job.decodes / 2
+        return self._cost.decode_ns + self._cost.kv_ns * context
 
     @staticmethod
     def _steps_left(job: _Job) -> int:
@@ -335,10 +349,12 @@ class _Roll:
         if job.decodes <= 0:
             self._give_back(job)  # Its last token comes with the running step.
             return
-        context = job.context + job.prefill + job.decodes / 2
-        job.decode_ns = self._cost.decode_ns + self._cost.kv_ns * context
+        job.decode_ns = self._later_ns(job)
         self._decode_ns += job.decode_ns
-        entry = (self._step + job.decodes, job.live.seq, job)
+        last = self._step + job.decodes
+        if job.deadline_ns != NEVER_NS and job.live.covers_last:
+            self._due[last] = min(self._due.get(last, NEVER_NS), job.deadline_ns)
+        entry = (last, job.live.seq, job)
         if into_heap:
             heappush(self._decoding, entry)
         else:

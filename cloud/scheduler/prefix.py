@@ -5,8 +5,7 @@ of block i − 1's name and its own tokens (as in vLLM's automatic prefix cachin
 """
 
 import hashlib
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
 
 __all__ = ["prefix_hashes"]
@@ -30,13 +29,8 @@ def prefix_hashes(
         tenant: whose prompt it is.
         adapter: that computes it; empty for the base model.
     """
-    words = array("I", tokens)
-    if words.itemsize != _BYTES_PER_TOKEN:  # pragma: no cover - of no platform that is in use.
-        words = array("L", tokens)
-    if sys.byteorder == "big":
-        words.byteswap()
-    data = words.tobytes()
-    size = block_tokens * words.itemsize
+    data = struct.pack(f"<{len(tokens)}I", *tokens)
+    size = block_tokens * _BYTES_PER_TOKEN
     # Lengths first, so that no two pairs of names give the same bytes.
     salt = f"{len(tenant)}:{tenant}{adapter}".encode()
     name = hashlib.blake2b(salt, digest_size=_DIGEST_BYTES).digest()

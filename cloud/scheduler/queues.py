@@ -26,11 +26,12 @@ class PromisedQueue:
     that can be kept at all costs less than the bookkeeping of a tree.
     """
 
-    __slots__ = ("_entries", "demand")
+    __slots__ = ("_entries", "demand", "kv_tokens")
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, LiveRequest]] = []
         self.demand = Demand()
+        self.kv_tokens = 0  # KV that all of them need at most.
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -42,6 +43,7 @@ class PromisedQueue:
         """Takes a request in, at its place."""
         insort(self._entries, (live.deadline_ns, live.seq, live))
         self.demand.add(live)
+        self.kv_tokens += live.kv_tokens_at_most
 
     @property
     def head(self) -> LiveRequest | None:
@@ -57,6 +59,7 @@ class PromisedQueue:
         place = bisect_left(self._entries, (live.deadline_ns, live.seq))
         del self._entries[place]
         self.demand.remove(live)
+        self.kv_tokens -= live.kv_tokens_at_most
 
     def place_of(self, live: LiveRequest) -> int:
         """How many come before a request that waits here."""

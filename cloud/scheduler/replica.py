@@ -15,11 +15,8 @@ from cloud.scheduler.request_state import LiveRequest, Stage
 from cloud.scheduler.types import ReplicaSpec
 from headway.cost_model import CostModel, StepShape
 
-__all__ = ["GUARD", "Chunk", "Flight", "Replica", "spared_ns"]
+__all__ = ["Chunk", "Flight", "Replica"]
 
-# Share of a span that is kept for what is rounded: contexts at the middle of their
-# growth, steps in whole nanoseconds.
-GUARD = 1 / 1024
 # After this long a step counts half in the forecast of interactive load.
 _LOAD_HALF_LIFE_NS = 5_000_000_000
 
@@ -163,26 +160,32 @@ class Replica:
         )
 
     def step_end_ns(self, now_ns: int) -> int:
-        """When the running step will be over, with its margin; now if there is none."""
+        """When the running step will be over, with its margin; now if there is none.
+
+        One that is overdue is taken to last as long again as it is overdue: a stall shows
+        itself in nothing else, and whoever comes meanwhile must not be promised the time.
+        """
         if self.flight is None:
             return now_ns
-        expected = self.flight.started_ns + int(self.flight.predicted_ns * self.margin.value)
-        return max(now_ns, expected)
+        expected_ns = self.flight.started_ns + int(self.flight.predicted_ns * self.margin.value)
+        return now_ns + abs(expected_ns - now_ns)
 
-    def spared_ns(self, live: LiveRequest, decode_ns: float, now_ns: int) -> float:
-        """By how much a step may be longer than `decode_ns` for a request that
-        decodes to keep its promise.
-        """
-        steps = live.promised_output_left
-        # Each step reads one token of KV more of everybody than the one before.
-        growth_ns = self.cost.kv_ns * len(self.running) * steps / 2
-        return spared_ns(
-            live.deadline_ns - now_ns,
-            steps,
-            decode_ns + growth_ns,
-            self.margin.value,
-            self.margin.step_excess,
-        )
+    def need(self, live: LiveRequest, config: SchedulerConfig) -> tuple[list[int], int, int]:
+        """What joining takes: cached blocks to share, tokens to reserve, blocks lacking."""
+        pool = self.pool
+        cached: list[int] = []
+        if config.use_prefix_cache and live.request.prefix_hashes:
+            cached = pool.match(live.request.prefix_hashes, live.prompt_tokens)
+        reserve = live.tokens_to_join
+        wanted = blocks_for(reserve, pool.block_tokens) - len(cached) + pool.num_unheld(cached)
+        return cached, reserve, wanted - pool.num_available
+
+    def waiting_room(self) -> tuple[int, int]:
+        """Slots and blocks, at most, that the promised work needs that waits here."""
+        num = sum(map(len, self.waiting))
+        tokens = sum(queue.kv_tokens for queue in self.waiting)
+        # Each one may leave all but a token of its last block empty.
+        return num, blocks_for(tokens + num * (self.spec.block_tokens - 1), self.spec.block_tokens)
 
     # --- the batch ---
 
@@ -278,16 +281,6 @@ class Replica:
         self.pool.reserved -= live.reserved_blocks
         self.room_blocks[live.rank] -= live.reserved_blocks
         live.reserved_blocks = 0
-
-
-def spared_ns(slack_ns: float, steps: int, step_ns: float, stretch: float, excess: float) -> float:
-    """By how much one of `steps` steps of `step_ns` may be longer, so that all end
-    within `slack_ns`, with the margin on each and the excess kept for the longest.
-
-    Twice the guard is kept: once more than of a newcomer's own span.
-    """
-    needed_ns = (stretch * steps + excess) * step_ns
-    return (slack_ns * (1 - 2 * GUARD) - needed_ns) / (stretch + excess)
 
 
 def _key(live: LiveRequest) -> tuple[int, int, int]:
