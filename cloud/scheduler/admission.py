@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from cloud.scheduler.config import SchedulerConfig
 from cloud.scheduler.fluid import fluid_forecast
 from cloud.scheduler.forecast import Forecast, forecast, lost_anyway
+from cloud.scheduler.load import quick_finish_ns
 from cloud.scheduler.replica import Replica
 from cloud.scheduler.request_state import NEVER_NS, LiveRequest
+from headway.outcome import RequestClass
 
 __all__ = ["Late", "Placement", "SchedulabilityTest"]
 
 # With more waiting than this, by class, the fluid test stands in for the
 # roll-forward. Interactive promises are hard, and those that can be kept are few.
 _FORECAST_LIMITS = (256, 48)
+# With this share of the requests refused as late, slack begins to be kept: up to as much
+# again as predicted when nearly all are.
+_CROWDED, _SLACK = 0.5, 2.0
+_ENOUGH = 16.0  # Requests of late to tell a share from.
+# Share of the time that is taken to be left for standard work at the least.
+_LEAST_SPEED = 1 / 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +44,45 @@ class Late:
     message: str
 
 
+class Pressure:
+    """How much slack is kept because more is asked than can be done.
+
+    A batch that is packed until nobody has any slack runs in many small steps, each with
+    its t0, and completes less. While more than half of the requests are refused as late
+    there is enough to choose from: then those who are let in leave slack to each other.
+    """
+
+    __slots__ = ("_asked", "_half_life_ns", "_refused", "_updated_ns")
+
+    def __init__(self, half_life_ns: int) -> None:
+        self._half_life_ns = max(1, half_life_ns)
+        self._asked = self._refused = 0.0  # Counts of late; older ones count less.
+        self._updated_ns = 0
+
+    def note(self, is_refused: bool, now_ns: int) -> None:
+        """Counts an answer."""
+        keep = 0.5 ** ((now_ns - self._updated_ns) / self._half_life_ns)
+        self._updated_ns = now_ns
+        self._asked = self._asked * keep + 1.0
+        self._refused = self._refused * keep + is_refused
+
+    @property
+    def stretch(self) -> float:
+        """Factor on predicted times: 1 up to twice the load that can be done, then more."""
+        if self._asked < _ENOUGH:
+            return 1.0
+        return 1 + _SLACK * max(0.0, self._refused / self._asked - _CROWDED)
+
+
 class SchedulabilityTest:
     """Whether a newcomer, and everything promised that it delays, is still in time."""
 
-    __slots__ = ("_config",)
+    __slots__ = ("_config", "_pressure")
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
+        # For each promised class.
+        self._pressure = tuple(Pressure(config.demand_window_ns) for _ in RequestClass)
 
     def place(
         self,
@@ -51,7 +92,20 @@ class SchedulabilityTest:
         without: LiveRequest | None = None,
     ) -> Placement | Late:
         """The replica of earliest predicted completion, or why there is none."""
-        best: Placement | None = None
+        verdict = self._best(newcomer, list(replicas), now_ns, without)
+        self._pressure[newcomer.rank].note(isinstance(verdict, Late), now_ns)
+        return verdict
+
+    def _best(
+        self,
+        newcomer: LiveRequest,
+        replicas: list[Replica],
+        now_ns: int,
+        without: LiveRequest | None,
+    ) -> Placement | Late:
+        best = self._quick(newcomer, replicas, now_ns)
+        if best is not None:
+            return best
         refusal: Late | None = None
         for replica in replicas:
             verdict = self._test(newcomer, replica, now_ns, without)
@@ -66,57 +120,68 @@ class SchedulabilityTest:
             raise ValueError("a placement needs at least one replica")
         return refusal
 
+    def _quick(
+        self, newcomer: LiveRequest, replicas: list[Replica], now_ns: int
+    ) -> Placement | None:
+        """A replica that has time for everything before any deadline; the emptiest one."""
+        best: Placement | None = None
+        for replica in replicas:
+            replica.margin.age(now_ns)
+            stretch = self._stretch(newcomer, replica) * self._pressure[newcomer.rank].stretch
+            finish_ns = quick_finish_ns(replica, self._config, newcomer, now_ns, stretch)
+            if finish_ns is not None and (best is None or finish_ns < best.finish_ns):
+                best = Placement(replica, finish_ns)
+        return best
+
     def _test(
         self, newcomer: LiveRequest, replica: Replica, now_ns: int, without: LiveRequest | None
     ) -> Placement | Late:
-        replica.margin.age(now_ns)
+        """Whether the replica can keep the promise: as it is, and with the slack that is
+        kept under pressure.
+        """
         stretch = self._stretch(newcomer, replica)
-        newcomer.demand_ns = replica.cost.chunk_ns(0, newcomer.prefill_left)
+        verdict = self._carry_out(newcomer, replica, now_ns, without, stretch)
+        slack = self._pressure[newcomer.rank].stretch
+        if slack == 1 or isinstance(verdict, Late):
+            return verdict
+        packed = self._carry_out(newcomer, replica, now_ns, without, stretch * slack)
+        return verdict if isinstance(packed, Placement) else packed
+
+    def _carry_out(
+        self,
+        newcomer: LiveRequest,
+        replica: Replica,
+        now_ns: int,
+        without: LiveRequest | None,
+        stretch: float,
+    ) -> Placement | Late:
         alone_ns = self._alone_ns(newcomer, replica, now_ns, stretch)
         if alone_ns > newcomer.deadline_ns:
             return self._is_late(Forecast(alone_ns), newcomer, replica, now_ns)
-        if sum(map(len, replica.waiting[: newcomer.rank + 1])) > _FORECAST_LIMITS[newcomer.rank]:
+        config, rank = self._config, newcomer.rank
+        if sum(map(len, replica.waiting[: rank + 1])) > _FORECAST_LIMITS[rank]:
+            target_ns = config.longest_step_ns(rank)
             found = fluid_forecast(
-                replica,
-                self._config,
-                newcomer,
-                now_ns,
-                stretch=stretch,
-                target_ns=self._config.longest_step_ns(newcomer.rank),
+                replica, config, newcomer, now_ns, stretch=stretch, target_ns=target_ns
             )
+        else:
+            roll = partial(forecast, replica, config, newcomer, now_ns, without=without)
+            found = roll(stretch=stretch)
             if found.victim is not None:
-                return self._breaks(found, found.victim, now_ns)
-            if found.finish_ns > newcomer.deadline_ns:
-                return self._is_late(found, newcomer, replica, now_ns)
-            return Placement(replica, found.finish_ns)
-        found = forecast(replica, self._config, newcomer, now_ns, stretch=stretch, without=without)
+                lost = lost_anyway(replica, config, rank, now_ns, stretch=stretch, without=without)
+                if found.victim in lost:
+                    found = roll(stretch=stretch, lost=lost)
         if found.victim is not None:
-            lost = lost_anyway(
-                replica, self._config, newcomer.rank, now_ns, stretch=stretch, without=without
-            )
-            if found.victim in lost:
-                found = forecast(
-                    replica,
-                    self._config,
-                    newcomer,
-                    now_ns,
-                    stretch=stretch,
-                    without=without,
-                    ignored=lost,
-                )
-            if found.victim is not None:
-                return self._breaks(found, found.victim, now_ns)
+            return self._breaks(found, found.victim, now_ns)
         if found.finish_ns > newcomer.deadline_ns:
             return self._is_late(found, newcomer, replica, now_ns)
         return Placement(replica, found.finish_ns)
 
-    @staticmethod
-    def _alone_ns(newcomer: LiveRequest, replica: Replica, now_ns: int, stretch: float) -> int:
+    def _alone_ns(
+        self, newcomer: LiveRequest, replica: Replica, now_ns: int, stretch: float
+    ) -> int:
         """When it would be done if the replica did nothing else after the running step."""
-        cost, context = replica.cost, newcomer.computed
-        if newcomer.request.prefix_hashes:
-            hits = replica.pool.match(newcomer.request.prefix_hashes, newcomer.prompt_tokens)
-            context = len(hits) * replica.pool.block_tokens
+        cost, context = replica.cost, replica.known_tokens(newcomer, self._config)
         own_ns = cost.t0_ns + cost.chunk_ns(context, newcomer.total_tokens - context)
         if newcomer.covers_last:
             own_ns += (newcomer.max_output - newcomer.num_output - 1) * (
@@ -125,12 +190,14 @@ class SchedulabilityTest:
         return replica.step_end_ns(now_ns) + int(own_ns * stretch)
 
     def _stretch(self, newcomer: LiveRequest, replica: Replica) -> float:
-        """What predicted times are multiplied with: the margin, and the lane's share
-        while somebody starves.
+        """What predicted times are multiplied with: the margin, the lane's share while
+        somebody starves, and for a standard promise what interactive work takes of late.
         """
         stretch = replica.margin.value
         if replica.lane.is_open:
             stretch /= 1 - self._config.lane_share
+        if newcomer.rank:
+            stretch /= max(_LEAST_SPEED, 1 - replica.interactive_load)
         return stretch
 
     def _breaks(self, found: Forecast, victim: LiveRequest, now_ns: int) -> Late:

@@ -38,13 +38,14 @@ class Due(NamedTuple):
 class Demand:
     """Work of waiting requests by deadline: O(1) a change, save for a new bucket."""
 
-    __slots__ = ("_held", "_keys", "_outputs", "_work_ns")
+    __slots__ = ("_held", "_keys", "_outputs", "_work_ns", "work_ns")
 
     def __init__(self) -> None:
         self._keys: list[int] = []
         self._work_ns: dict[int, float] = {}
         self._outputs: dict[int, int] = {}
         self._held: dict[int, int] = {}  # Tokens of KV times the steps that hold them.
+        self.work_ns = 0.0  # Of all buckets.
 
     def add(self, live: LiveRequest) -> None:
         """Counts a request that waits."""
@@ -54,6 +55,7 @@ class Demand:
             self._work_ns[key] = 0.0
             self._outputs[key] = self._held[key] = 0
         self._work_ns[key] += live.demand_ns
+        self.work_ns += live.demand_ns
         self._outputs[key] += live.max_output
         self._held[key] += live.max_output * live.kv_tokens_at_most
 
@@ -67,6 +69,8 @@ class Demand:
         else:  # Nobody is left: every request gives at least one token.
             del self._work_ns[key], self._outputs[key], self._held[key]
             self._keys.remove(key)
+        # Sums of what is not whole drift: nothing is left of an empty queue.
+        self.work_ns = self.work_ns - live.demand_ns if self._keys else 0.0
 
     def cumulative(self) -> list[Due]:
         """What is due up to the end of each bucket, in order."""

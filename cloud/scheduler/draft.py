@@ -113,9 +113,7 @@ class StepDraft:
     def end_prefill(self, live: LiveRequest) -> None:
         """Has the bound know that a request's prefill ends in this step."""
         deadline_ns = None if live.is_met else live.deadline_ns
-        self.bound.end_prefill(
-            self._later_ns(live), live.promised_output_left, deadline_ns, self.spent_ns
-        )
+        self.bound.end_prefill(self._later_ns(live), live.promised_output_left, deadline_ns)
 
     def add_chunk(self, live: LiveRequest, num_tokens: int) -> None:
         """Takes in a piece of a prefill, for which there is memory."""

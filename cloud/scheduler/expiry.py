@@ -30,11 +30,8 @@ def hopeless_from_ns(live: LiveRequest, config: SchedulerConfig) -> int:
         steps -= 1
         needed_ns = steps * (cost.t0_ns + cost.decode_ns)
     else:
-        context = live.computed
-        if not is_running and live.request.prefix_hashes and config.use_prefix_cache:
-            hits = replica.pool.match(live.request.prefix_hashes, live.prompt_tokens)
-            context = max(context, len(hits) * replica.pool.block_tokens)
-            prefill = live.total_tokens - context
+        context = live.computed if is_running else replica.known_tokens(live, config)
+        prefill = live.total_tokens - context
         own_ns = cost.chunk_ns(context, prefill)
         # A prefill of several steps pays for each; one token is one step.
         room_ns = max(1.0, config.max_step_ns - cost.t0_ns)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from cloud.scheduler.config import SchedulerConfig
 from cloud.scheduler.demand import Due, bucket_start_ns
 from cloud.scheduler.forecast import Forecast
+from cloud.scheduler.load import load_of
 from cloud.scheduler.replica import Replica
 from cloud.scheduler.request_state import NEVER_NS, LiveRequest
 
@@ -30,7 +31,7 @@ def fluid_forecast(
     """
     view = _View(replica, config, newcomer, now_ns, stretch, target_ns)
     own = Due(
-        work_ns=newcomer.demand_ns,
+        work_ns=replica.cost.chunk_ns(0, newcomer.total_tokens),
         outputs=newcomer.max_output,
         held=newcomer.max_output * newcomer.kv_tokens_at_most,
     )
@@ -91,16 +92,8 @@ class _View:
         room = replica.pool.num_blocks * replica.pool.block_tokens
         self._room = max(1, room - newcomer.kv_tokens_at_most // 2)
         self._ahead = Due()
-        self._running = Due()
-        for rank in ranks:
-            for live in (*replica.prefilling[rank], *replica.decoding[rank]):
-                left = live.max_output - live.num_output
-                prefill_ns = 0.0
-                if live in replica.prefilling[rank]:
-                    prefill_ns = cost.chunk_ns(live.computed, live.prefill_left)
-                self._running = self._running.plus(
-                    Due(0, prefill_ns, left, left * live.kv_tokens_at_most)
-                )
+        load = load_of(replica, newcomer.rank)
+        self._running = Due(0, load.prefill_ns, load.outputs, load.held)
         for queue in replica.waiting[: newcomer.rank]:
             buckets = queue.demand.cumulative()
             if buckets:

@@ -7,9 +7,10 @@ those above, as lower work gives way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from types import MappingProxyType
 
 from cloud.scheduler.config import SchedulerConfig
 from cloud.scheduler.kv import blocks_for
@@ -73,7 +74,7 @@ def forecast(
     *,
     stretch: float,
     without: LiveRequest | None = None,
-    ignored: frozenset[LiveRequest] = frozenset(),
+    lost: Mapping[LiveRequest, float] = MappingProxyType({}),
 ) -> Forecast:
     """When `newcomer` would keep its promise on `replica`.
 
@@ -84,7 +85,8 @@ def forecast(
         now_ns: the time.
         stretch: what predicted times are multiplied with.
         without: a live request that would be gone.
-        ignored: requests whose lateness is not the newcomer's doing.
+        lost: promises that are late without the newcomer too, and when they would be
+            kept: they break by it only where it delays them.
     """
     roll = _Roll(replica, config, newcomer.rank, now_ns, stretch)
     roll.take_in(newcomer, without)
@@ -94,7 +96,7 @@ def forecast(
             finish_ns = int(at_ns + (at_ns - now_ns) * GUARD)
             if finish_ns > newcomer.deadline_ns:
                 break
-        elif at_ns > job.deadline_ns and job.live not in ignored:
+        elif at_ns > job.deadline_ns and at_ns > lost.get(job.live, 0.0):
             return Forecast(finish_ns, job.live, int(at_ns))
     return Forecast(finish_ns)
 
@@ -107,11 +109,18 @@ def lost_anyway(
     *,
     stretch: float,
     without: LiveRequest | None = None,
-) -> frozenset[LiveRequest]:
-    """Promises of class `rank` and above that are late already, with no newcomer."""
+) -> dict[LiveRequest, float]:
+    """Promises of class `rank` and above that are late with no newcomer, and when they
+    would be kept.
+    """
     roll = _Roll(replica, config, rank, now_ns, stretch)
     roll.take_in(None, without)
-    return frozenset(job.live for job, at_ns in roll.run() if at_ns > job.deadline_ns)
+    # A little later is not later: what is rounded.
+    return {
+        job.live: at_ns + (at_ns - now_ns) * GUARD
+        for job, at_ns in roll.run()
+        if at_ns > job.deadline_ns
+    }
 
 
 class _Roll:
@@ -214,10 +223,7 @@ class _Roll:
 
     def _waiting(self, live: LiveRequest) -> _Job:
         pool = self._replica.pool
-        context = live.computed
-        if not context and live.request.prefix_hashes and self._config.use_prefix_cache:
-            hits = pool.match(live.request.prefix_hashes, live.prompt_tokens)
-            context = len(hits) * pool.block_tokens
+        context = self._replica.known_tokens(live, self._config)
         return _Job(
             live,
             prefill=live.total_tokens - context,
@@ -312,7 +318,7 @@ class _Roll:
             if num == job.prefill:
                 completed.append(job)
                 deadline_ns = None if job.deadline_ns == NEVER_NS else job.deadline_ns
-                bound.end_prefill(later_ns, self._steps_left(job), deadline_ns, base_ns + spent_ns)
+                bound.end_prefill(later_ns, self._steps_left(job), deadline_ns)
                 continue
             job.prefill -= num
             job.context += num
@@ -331,6 +337,7 @@ class _Roll:
             later_ns=self._decode_ns,
             stretch=self._stretch,
             excess=self._excess,
+            alone_ns=self._replica.alone_step_ns,
         )
 
     def _later_ns(self, job: _Job) -> float:

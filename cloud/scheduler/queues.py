@@ -26,12 +26,15 @@ class PromisedQueue:
     that can be kept at all costs less than the bookkeeping of a tree.
     """
 
-    __slots__ = ("_entries", "demand", "kv_tokens")
+    __slots__ = ("_entries", "demand", "kv_tokens", "most_kv", "most_steps")
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, LiveRequest]] = []
         self.demand = Demand()
         self.kv_tokens = 0  # KV that all of them need at most.
+        # Since it was last empty: KV of the largest one at its end, and steps until the
+        # promise that needs the most is kept, its prefill left out.
+        self.most_kv = self.most_steps = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -44,6 +47,13 @@ class PromisedQueue:
         insort(self._entries, (live.deadline_ns, live.seq, live))
         self.demand.add(live)
         self.kv_tokens += live.kv_tokens_at_most
+        self.most_kv = max(self.most_kv, live.kv_tokens_at_most)
+        self.most_steps = max(self.most_steps, live.promised_output_left)
+
+    @property
+    def first_due_ns(self) -> int:
+        """The earliest deadline. Only where somebody waits."""
+        return self._entries[0][0]
 
     @property
     def head(self) -> LiveRequest | None:
@@ -60,6 +70,8 @@ class PromisedQueue:
         del self._entries[place]
         self.demand.remove(live)
         self.kv_tokens -= live.kv_tokens_at_most
+        if not self._entries:
+            self.most_kv = self.most_steps = 0
 
     def place_of(self, live: LiveRequest) -> int:
         """How many come before a request that waits here."""

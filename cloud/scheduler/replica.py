@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from cloud.scheduler.config import SchedulerConfig
 from cloud.scheduler.kv import BlockPool, blocks_for
@@ -14,6 +15,9 @@ from cloud.scheduler.queues import PromisedQueue
 from cloud.scheduler.request_state import LiveRequest, Stage
 from cloud.scheduler.types import ReplicaSpec
 from headway.cost_model import CostModel, StepShape
+
+if TYPE_CHECKING:
+    from cloud.scheduler.load import Load
 
 __all__ = ["Chunk", "Flight", "Replica"]
 
@@ -57,6 +61,7 @@ class Replica:
         "interactive_load",
         "lane",
         "last_step_ns",
+        "loads",
         "long_prefill",
         "margin",
         "num_steps",
@@ -111,6 +116,8 @@ class Replica:
         self.batch_served_ns = now_ns
         self.last_step_ns = now_ns
         self.interactive_load = 0.0  # Decayed share of time that interactive work takes.
+        # What runs, by class, summed up; empty after a change. See `load`.
+        self.loads: list[Load] = []
         self.growth_evictions = (now_ns, 0.0)  # (when, decayed count)
 
     @property
@@ -159,6 +166,11 @@ class Replica:
             self.cost.decode_ns * len(self.decoding[rank]) + self.cost.kv_ns * self.decode_kv[rank]
         )
 
+    @property
+    def alone_step_ns(self) -> float:
+        """Expected time of a step with a single decode, with no margin."""
+        return (self.cost.t0_ns + self.cost.decode_ns) * self.margin.level
+
     def step_end_ns(self, now_ns: int) -> int:
         """When the running step will be over, with its margin; now if there is none.
 
@@ -180,6 +192,14 @@ class Replica:
         wanted = blocks_for(reserve, pool.block_tokens) - len(cached) + pool.num_unheld(cached)
         return cached, reserve, wanted - pool.num_available
 
+    def known_tokens(self, live: LiveRequest, config: SchedulerConfig) -> int:
+        """Tokens of a waiting request's prompt whose KV is in memory."""
+        hashes = live.request.prefix_hashes
+        if not (hashes and config.use_prefix_cache):
+            return live.computed
+        found = self.pool.match(hashes, live.prompt_tokens)
+        return max(live.computed, len(found) * self.spec.block_tokens)
+
     def waiting_room(self) -> tuple[int, int]:
         """Slots and blocks, at most, that the promised work needs that waits here."""
         num = sum(map(len, self.waiting))
@@ -193,6 +213,7 @@ class Replica:
         """Takes a request into the batch, with the cached blocks and a reservation."""
         live.stage = Stage.RUNNING
         live.replica = self
+        self.loads.clear()
         self.running[live] = None
         self.pool.take(cached)
         live.blocks = list(cached)
@@ -234,6 +255,7 @@ class Replica:
     def leave(self, live: LiveRequest) -> None:
         """Takes a request out of the batch and all its blocks back."""
         rank = live.rank
+        self.loads.clear()
         del self.running[live]
         if live in self.decoding[rank]:
             del self.decoding[rank][live]
@@ -259,6 +281,7 @@ class Replica:
 
     def observe(self, flight: Flight, elapsed_ns: int, now_ns: int) -> None:
         """Learns from a step how far predictions can be trusted, and who takes the time."""
+        self.loads.clear()
         self.margin.observe(flight.predicted_ns, elapsed_ns, now_ns)
         own_ns = sum(
             self.cost.chunk_ns(chunk.live.computed, chunk.num_tokens)
@@ -278,6 +301,7 @@ class Replica:
 
     def release_reserve(self, live: LiveRequest) -> None:
         """Gives back what was reserved for a promise that is kept now."""
+        self.loads.clear()
         self.pool.reserved -= live.reserved_blocks
         self.room_blocks[live.rank] -= live.reserved_blocks
         live.reserved_blocks = 0

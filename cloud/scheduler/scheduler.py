@@ -162,6 +162,7 @@ class Scheduler(Policy):
             live.replica = None
             self._fair.push(live, is_long=self._intake.is_long(live))
         else:
+            live.demand_ns = live.home.cost.chunk_ns(0, live.total_tokens)
             live.home.waiting[live.rank].push(live)
 
     def _dequeue(self, live: LiveRequest) -> None:

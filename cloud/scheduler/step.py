@@ -151,6 +151,7 @@ class StepComposer:
             growth_ns=replica.cost.kv_ns * sum(map(len, replica.decoding[: rank + 1])),
             stretch=replica.margin.value,
             excess=replica.margin.step_excess,
+            alone_ns=replica.alone_step_ns,
             ceiling_ns=ceiling_ns,
         )
 
