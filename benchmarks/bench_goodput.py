@@ -241,6 +241,12 @@ class World:
         """How many were completed by their deadline."""
         return sum(1 for one in self.ended.values() if one.outcome is Outcome.COMPLETED)
 
+    def not_served(self, names: Iterable[str]) -> set[str]:
+        """Of these, who was refused or let in and missed."""
+        return {
+            name for name in names if isinstance(self.decisions.get(name), Rejected)
+        } | self.missed().intersection(names)
+
     def missed(self) -> set[str]:
         """Who was let in and not completed in time."""
         return {
@@ -441,29 +447,40 @@ def _honesty(console: Console, span_s: int, samples: int) -> bool:
         one.request.request_id
         for one in random.Random(1).sample(refused, min(samples, len(refused)))
     }
-    right = 0
+    strict = at_a_cost = 0
     world = World(_scheduler(), arrivals, noise)
 
     def ask(world: World, arrival: Arrival) -> None:
-        nonlocal right
+        nonlocal strict, at_a_cost
         name = arrival.request.request_id
         if name in sample:
             twin = world.fork()
             _let_in(twin.scheduler, frozenset({name}))
             twin.submit(arrival)
             twin.run(until_ns=twin.now_ns + 3 * _S)
-            right += bool(twin.missed() - base.missed())
+            has_broken = bool(twin.missed() - base.missed())
+            strict += has_broken
+            served = len(base.not_served(twin.decisions)) - len(twin.not_served(twin.decisions))
+            at_a_cost += has_broken or served <= 0
         world.submit(arrival)
 
     world.run(ask=ask)
-    share = right / len(sample)
-    row = _Row(
-        f"{len(sample)} of {len(refused)} LATE refusals let in, one at a time",
-        f"{share:.1%} are late or make a promise late",
-        ">= 90 %",
-        share >= 0.9,
-    )
-    return _show(console, "refusals are honest, load 2", [row])
+    count = len(sample)
+    rows = [
+        _Row(
+            f"{count} of {len(refused)} LATE refusals let in, one at a time: late, or a promise is",
+            f"{strict / count:.1%}",
+            ">= 90 %",
+            strict >= 0.9 * count,
+        ),
+        _Row(
+            "that, or somebody else is refused instead within 3 s",
+            f"{at_a_cost / count:.1%}",
+            "none: for comparison",
+            True,
+        ),
+    ]
+    return _show(console, "refusals are honest, load 2", rows)
 
 
 def _flooder(console: Console, span_s: int) -> bool:
@@ -543,7 +560,7 @@ def _slowdown(console: Console, span_s: int) -> bool:
         "admitted 10 s or more after the change",
         f"{missed} of {admitted} missed ({low:.2%} to {high:.2%})",
         "<= 0.1 %, or the interval reaches it",
-        low <= 0.001,
+        admitted > 0 and low <= 0.001,
     )
     return _show(console, "the engine is three times slower in mid-run, load 1, interactive", [row])
 

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cloud.scheduler.config import SchedulerConfig
 from cloud.scheduler.fluid import fluid_forecast
 from cloud.scheduler.forecast import Forecast, forecast, lost_anyway
-from cloud.scheduler.load import quick_finish_ns
+from cloud.scheduler.load import load_of, quick_finish_ns
 from cloud.scheduler.replica import Replica
 from cloud.scheduler.request_state import NEVER_NS, LiveRequest
-from headway.outcome import RequestClass
 
 __all__ = ["Late", "Placement", "SchedulabilityTest"]
 
 # With more waiting than this, by class, the fluid test stands in for the
 # roll-forward. Interactive promises are hard, and those that can be kept are few.
 _FORECAST_LIMITS = (256, 48)
-# With this share of the requests refused as late, slack begins to be kept: up to as much
-# again as predicted when nearly all are.
-_CROWDED, _SLACK = 0.5, 2.0
+# With this share of the requests refused as late, slack begins to be kept, and how fast it
+# grows with that share; never more than as much again as predicted.
+_CROWDED, _SLACK, _MOST = 0.4, 4.0, 2.0
 _ENOUGH = 16.0  # Requests of late to tell a share from.
+_CROWD = "most are refused at present, and it would leave too little slack to the others"
 # Share of the time that is taken to be left for standard work at the least.
 _LEAST_SPEED = 1 / 32
 
@@ -42,14 +42,16 @@ class Late:
     predicted_ns: int | None  # Span until it would have been kept, where that is known.
     retry_after_ns: int
     message: str
+    # Whether it would be late even if the replica did nothing else.
+    is_hopeless: bool = False
 
 
 class Pressure:
     """How much slack is kept because more is asked than can be done.
 
     A batch that is packed until nobody has any slack runs in many small steps, each with
-    its t0, and completes less. While more than half of the requests are refused as late
-    there is enough to choose from: then those who are let in leave slack to each other.
+    its t0, and completes less. While much is refused as late there is enough to choose
+    from: then those who are let in leave slack to each other.
     """
 
     __slots__ = ("_asked", "_half_life_ns", "_refused", "_updated_ns")
@@ -68,10 +70,11 @@ class Pressure:
 
     @property
     def stretch(self) -> float:
-        """Factor on predicted times: 1 up to twice the load that can be done, then more."""
+        """Factor on predicted times: 1 up to about twice the load that can be done."""
         if self._asked < _ENOUGH:
             return 1.0
-        return 1 + _SLACK * max(0.0, self._refused / self._asked - _CROWDED)
+        more = self._refused / self._asked - _CROWDED
+        return min(_MOST, 1 + _SLACK * more) if more > 0 else 1.0
 
 
 class SchedulabilityTest:
@@ -81,8 +84,7 @@ class SchedulabilityTest:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        # For each promised class.
-        self._pressure = tuple(Pressure(config.demand_window_ns) for _ in RequestClass)
+        self._pressure = Pressure(config.demand_window_ns)  # Of interactive requests.
 
     def place(
         self,
@@ -93,7 +95,11 @@ class SchedulabilityTest:
     ) -> Placement | Late:
         """The replica of earliest predicted completion, or why there is none."""
         verdict = self._best(newcomer, list(replicas), now_ns, without)
-        self._pressure[newcomer.rank].note(isinstance(verdict, Late), now_ns)
+        if newcomer.rank == 0:
+            if isinstance(verdict, Placement):
+                self._pressure.note(False, now_ns)
+            elif not verdict.is_hopeless:  # Who is late even alone is no sign of a crowd.
+                self._pressure.note(True, now_ns)
         return verdict
 
     def _best(
@@ -127,7 +133,7 @@ class SchedulabilityTest:
         best: Placement | None = None
         for replica in replicas:
             replica.margin.age(now_ns)
-            stretch = self._stretch(newcomer, replica) * self._pressure[newcomer.rank].stretch
+            stretch = self._stretch(newcomer, replica) * self._slack(newcomer)
             finish_ns = quick_finish_ns(replica, self._config, newcomer, now_ns, stretch)
             if finish_ns is not None and (best is None or finish_ns < best.finish_ns):
                 best = Placement(replica, finish_ns)
@@ -141,11 +147,14 @@ class SchedulabilityTest:
         """
         stretch = self._stretch(newcomer, replica)
         verdict = self._carry_out(newcomer, replica, now_ns, without, stretch)
-        slack = self._pressure[newcomer.rank].stretch
-        if slack == 1 or isinstance(verdict, Late):
+        slack = self._slack(newcomer)
+        is_alone = not load_of(replica, newcomer.rank).num + len(replica.waiting[0])
+        if slack == 1 or is_alone or isinstance(verdict, Late):
             return verdict
         packed = self._carry_out(newcomer, replica, now_ns, without, stretch * slack)
-        return verdict if isinstance(packed, Placement) else packed
+        if isinstance(packed, Placement):
+            return verdict
+        return replace(packed, is_hopeless=False, message=_CROWD)
 
     def _carry_out(
         self,
@@ -157,7 +166,8 @@ class SchedulabilityTest:
     ) -> Placement | Late:
         alone_ns = self._alone_ns(newcomer, replica, now_ns, stretch)
         if alone_ns > newcomer.deadline_ns:
-            return self._is_late(Forecast(alone_ns), newcomer, replica, now_ns)
+            late = self._is_late(Forecast(alone_ns), newcomer, replica, now_ns)
+            return replace(late, is_hopeless=True)
         config, rank = self._config, newcomer.rank
         if sum(map(len, replica.waiting[: rank + 1])) > _FORECAST_LIMITS[rank]:
             target_ns = config.longest_step_ns(rank)
@@ -188,6 +198,10 @@ class SchedulabilityTest:
                 cost.t0_ns + cost.decode_ns + cost.kv_ns * newcomer.total_tokens
             )
         return replica.step_end_ns(now_ns) + int(own_ns * stretch)
+
+    def _slack(self, newcomer: LiveRequest) -> float:
+        """What is kept under pressure. Standard work yields, and has nobody to keep it for."""
+        return 1.0 if newcomer.rank else self._pressure.stretch
 
     def _stretch(self, newcomer: LiveRequest, replica: Replica) -> float:
         """What predicted times are multiplied with: the margin, the lane's share while

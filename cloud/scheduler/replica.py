@@ -289,7 +289,8 @@ class Replica:
             if chunk.live.rank == 0
         )
         own_ns += self.decode_cost_ns(0)
-        share = min(1.0, own_ns / max(1, flight.predicted_ns))
+        # Of what a step has beside its t0, which everybody in it needs.
+        share = min(1.0, own_ns / max(1.0, flight.predicted_ns - self.cost.t0_ns))
         # A decayed average over time, the idle time before the step included.
         self._decay_load(flight.started_ns, now_ns, share)
 
