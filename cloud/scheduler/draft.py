@@ -42,6 +42,12 @@ class StepDraft:
         """Whether nothing is in it."""
         return not (self.decodes or self.chunks)
 
+    def has_given_way(self, live: LiveRequest) -> bool:
+        """Whether a request was evicted for this step: then it is not back in it, unless
+        nothing else is.
+        """
+        return live.gave_way == (self._replica, self._replica.step_id) and not self.is_empty
+
     def add_decodes(self, lives: Iterable[LiveRequest], num: int, kv_tokens: int) -> None:
         """Takes in `num` decodes that read `kv_tokens` in all."""
         self.decodes.extend(lives)

@@ -136,6 +136,7 @@ class _Roll:
         "_excess",
         "_lane_ns",
         "_longest_ns",
+        "_num_prefilling",
         "_pending",
         "_rank",
         "_replica",
@@ -166,6 +167,7 @@ class _Roll:
         self._due: dict[int, int] = {}
         self._decode_ns = replica.cost.t0_ns  # A step with decodes alone.
         self._pending: list[_Job] = []  # Prefills by class and deadline.
+        self._num_prefilling = 0  # Of those, who is in the batch.
         self._target_ns = float(config.longest_step_ns(rank))
         self._lane_ns = 0.0
         if replica.lane.is_open:  # The rest of each step is the lane's, which `stretch` adds.
@@ -196,6 +198,7 @@ class _Roll:
             if job.live is without:
                 self._give_back(job)
             elif job.prefill:
+                self._num_prefilling += 1
                 self._pending.append(job)
             else:
                 if not job.live.covers_last:
@@ -288,9 +291,13 @@ class _Roll:
         floor = self._config.min_chunk_tokens
         completed: list[_Job] = []
         is_blocked = False
+        num_running = self._num_prefilling
         for job in self._pending:
-            has_room = job.is_running or (self._slots > 0 and self._blocks >= job.blocks)
-            if not has_room or (is_blocked and not job.is_running):
+            if job.is_running:
+                num_running -= 1
+            elif is_blocked or self._slots <= 0 or self._blocks < job.blocks:
+                if not num_running:
+                    break
                 is_blocked = True  # Nobody overtakes it to the room that it needs.
                 continue
             if not spent_ns:  # The first one gets a little beyond the target.
@@ -312,6 +319,7 @@ class _Roll:
                 own_ns = self._cost.chunk_ns(job.context, num)
             if not job.is_running:
                 job.is_running = True
+                self._num_prefilling += 1
                 self._slots -= 1
                 self._blocks -= job.blocks
             spent_ns += own_ns
@@ -323,9 +331,9 @@ class _Roll:
             job.prefill -= num
             job.context += num
             break
-        if completed:
-            gone = set(map(id, completed))
-            self._pending = [job for job in self._pending if id(job) not in gone]
+        self._num_prefilling -= len(completed)
+        for job in completed:
+            self._pending.remove(job)  # Near the front: they are in order.
         return spent_ns, completed
 
     def _bound(self) -> StepBound:
@@ -337,7 +345,6 @@ class _Roll:
             later_ns=self._decode_ns,
             stretch=self._stretch,
             excess=self._excess,
-            alone_ns=self._replica.alone_step_ns,
         )
 
     def _later_ns(self, job: _Job) -> float:
@@ -359,7 +366,8 @@ class _Roll:
         job.decode_ns = self._later_ns(job)
         self._decode_ns += job.decode_ns
         last = self._step + job.decodes
-        if job.deadline_ns != NEVER_NS and job.live.covers_last:
+        alone_ns = job.decodes * self._replica.alone_step_ns
+        if job.live.covers_last and self._time_ns + alone_ns <= job.deadline_ns < NEVER_NS:
             self._due[last] = min(self._due.get(last, NEVER_NS), job.deadline_ns)
         entry = (last, job.live.seq, job)
         if into_heap:

@@ -48,6 +48,7 @@ class LiveRequest:
         "first_step_ns",
         "first_token_ns",
         "fresh_blocks",
+        "gave_way",
         "host_blocks",
         "is_met",
         "is_prompt_charged",
@@ -118,6 +119,8 @@ class LiveRequest:
         self.resets_table = False
 
         self.num_preemptions = 0
+        # In which step of which replica it gave way last.
+        self.gave_way: tuple[Replica, int] | None = None
         self.is_prompt_charged = False
         self.bucket: TokenBucket | None = None  # Drawn from as it runs.
         self.output_charge = 0.0  # What an output token adds to the account.

@@ -66,6 +66,7 @@ class Scheduler(Policy):
         "_config",
         "_expiries",
         "_fair",
+        "_given_up",
         "_intake",
         "_live",
         "_log",
@@ -90,8 +91,11 @@ class Scheduler(Policy):
         self._expiries: list[tuple[int, int, LiveRequest]] = []
         self._serial = 0
         self.is_draining = False
+        self._given_up: list[Ended] = []  # Ended while a step was put together.
         preemption = Preemption(config, self._evict)
-        self._composer = StepComposer(config, self._fair, self._buckets, preemption, self._join)
+        self._composer = StepComposer(
+            config, self._fair, self._buckets, preemption, self._join, self._give_up
+        )
         self._intake = Intake(config, self._accounts, self._buckets, self._replicas)
 
     # --- requests ---
@@ -313,6 +317,8 @@ class Scheduler(Policy):
             )
         events = self.advance(now_ns)
         draft = self._composer.compose(replica, now_ns)
+        events += tuple(self._given_up)
+        self._given_up.clear()
         if draft.is_empty:
             return StepPlan(replica_id, replica.step_id, (), events=events)
         replica.step_id += 1
@@ -503,6 +509,15 @@ class Scheduler(Policy):
             if live.bucket is not None:
                 live.bucket.draw(charge, now_ns)
 
+    def _give_up(self, live: LiveRequest, now_ns: int) -> bool:
+        """Ends a waiting request that can no longer make it, looked at anew."""
+        live.expiry_ns = NEVER_NS
+        self._watch(live)
+        if live.expiry_ns > now_ns:
+            return False
+        self._given_up.append(self._end(live, Outcome.EXPIRED, Reason.DEADLINE_MISSED, now_ns))
+        return True
+
     def _evict(self, live: LiveRequest, now_ns: int) -> None:
         """Pushes a running request back to its place in the queue; its room is free."""
         replica = live.home
@@ -510,6 +525,7 @@ class Scheduler(Policy):
         live.stage = Stage.WAITING
         live.computed = 0
         live.num_preemptions += 1
+        live.gave_way = (replica, replica.step_id)
         live.account.preemptions += 1
         live.account.num_running -= 1
         live.account.num_waiting += 1

@@ -14,7 +14,7 @@ and by the unmet promises above it: lower work has only what they can spare.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from cloud.scheduler.bucket import TokenBucket
 from cloud.scheduler.config import SchedulerConfig
@@ -37,7 +37,7 @@ _KEPT = 1 / 8
 class StepComposer:
     """Fills step drafts. Owns no state of its own."""
 
-    __slots__ = ("_config", "_join", "_preemption", "_unpromised")
+    __slots__ = ("_config", "_give_up", "_join", "_preemption", "_unpromised")
 
     def __init__(
         self,
@@ -46,8 +46,10 @@ class StepComposer:
         buckets: Mapping[str, TokenBucket],
         preemption: Preemption,
         join: Join,
+        give_up: Callable[[LiveRequest, int], bool],
     ) -> None:
         self._config = config
+        self._give_up = give_up  # Ends a request that is hopeless at an instant.
         self._preemption = preemption
         self._join = join
         self._unpromised = Unpromised(config, fair_queue, buckets, join)
@@ -62,7 +64,7 @@ class StepComposer:
         due: list[dict[int, int]] = []  # Open promises of each class that decode.
         for rank in range(_BATCH):
             ceiling_ns = self._ceiling_ns(replica, due, now_ns)
-            due.append(open_promises(replica.decoding[rank]))
+            due.append(open_promises(replica.decoding[rank], now_ns, replica.alone_step_ns))
             draft.add_class_decodes(rank, -1.0 if is_blocked else ceiling_ns, stalled)
             draft.bound = self._bound(replica, rank, due[rank], ceiling_ns, now_ns)
             is_blocked |= self._add_promised_prefills(
@@ -151,7 +153,6 @@ class StepComposer:
             growth_ns=replica.cost.kv_ns * sum(map(len, replica.decoding[: rank + 1])),
             stretch=replica.margin.value,
             excess=replica.margin.step_excess,
-            alone_ns=replica.alone_step_ns,
             ceiling_ns=ceiling_ns,
         )
 
@@ -176,9 +177,11 @@ class StepComposer:
             return is_short or replica.waiting[rank].head is not None
         for live in self._by_deadline(replica, rank):
             if live not in replica.running:
+                if live.request.prefix_hashes and self._give_up(live, now_ns):
+                    continue  # The prefix it counted on is gone.
                 if not draft.fitting(live, target_ns, has_floor=True):
                     return True
-                if not self._join_promised(replica, live, now_ns):
+                if not self._join_promised(replica, draft, live, now_ns):
                     # No later one may take the room that comes free for it; those
                     # that have room already go on.
                     later = [one for one in replica.prefilling[rank] if one.key > live.key]
@@ -230,7 +233,11 @@ class StepComposer:
             else:
                 return
 
-    def _join_promised(self, replica: Replica, live: LiveRequest, now_ns: int) -> bool:
+    def _join_promised(
+        self, replica: Replica, draft: StepDraft, live: LiveRequest, now_ns: int
+    ) -> bool:
+        if draft.has_given_way(live):
+            return False
         if replica.num_running < self._config.max_running:
             cached, reserve, lacking = replica.need(live, self._config)
             if lacking <= 0:

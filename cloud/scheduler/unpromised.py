@@ -179,6 +179,8 @@ class Unpromised:
                     continue
                 if not replica.fits_alone(head.prompt_tokens, head.max_output):
                     continue
+                if draft.has_given_way(head):
+                    return
                 own_ns = replica.cost.decode_ns + replica.cost.kv_ns * head.total_tokens
                 if replica.running and decode_ns + own_ns + smallest_ns > limit_ns:
                     return

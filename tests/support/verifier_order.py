@@ -68,11 +68,17 @@ class OrderRules:
     def _could_run(self, replica: LogReplica, one: LogRequest, given: dict[str, Item]) -> bool:
         """Whether slots and blocks could be had for it by taking them from lower work.
 
-        What its own class and those above may ever need is taken as theirs.
+        What its own class and those above may ever need is taken as theirs, also the room
+        that one of a class above waits for.
         """
         if one.is_running or one.request_id in given:
             return True
         size = replica.block_tokens
+        if any(
+            other.rank < one.rank and not other.is_running and other.request_id not in given
+            for other in self._state.on(replica.replica_id)
+        ):
+            return False
         others = [
             other
             for other in self._state.on(replica.replica_id)
