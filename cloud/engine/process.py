@@ -216,8 +216,9 @@ class EngineProcess:
     async def _cause(self, error: grpc.aio.AioRpcError) -> str:
         """Why a call failed, in one line."""
         details = " ".join((error.details() or "the stream of steps broke").split())
-        # Any other status is the engine's own word, so it is still there.
-        is_gone = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        # One status is the engine's own word, so it is still there; any other is gRPC's,
+        # which says INTERNAL too where the stream breaks between its write and its read.
+        is_gone = error.code() is not grpc.StatusCode.FAILED_PRECONDITION
         return await self._account(details) if is_gone else details
 
     async def _account(self, otherwise: str) -> str:

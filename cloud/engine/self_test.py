@@ -59,7 +59,8 @@ def check_reference(executor: TorchExecutor, folder: Path) -> None:
     if not path.exists():
         return
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here, as what is damaged is not closed by numpy.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             prompt = tuple(int(token) for token in stored["tokens"])
             expected = torch.from_numpy(stored["logits"].astype(np.float32))
     except Exception as error:  # zipfile, numpy and the keys each have their own.
