@@ -23,13 +23,21 @@ def check_books(
     """
     running = [one for one in live.values() if one.stage is Stage.RUNNING]
     at_replicas: list[LiveRequest] = []
+    replicas = list(replicas)
     for replica in replicas:
         _check_replica(replica)
         at_replicas.extend(replica.running)
     _require(set(running) == set(at_replicas), "running requests and replicas' batches differ")
     _require(all(one.stage is not Stage.ENDED for one in live.values()), "an ended request lives")
+    for replica in replicas:
+        held = [
+            block for one in live.values() if one.host is replica.host for block in one.host_blocks
+        ]
+        _require(replica.host.is_balanced(held), f"host blocks of '{replica.replica_id}'")
     for one in live.values():
+        _require((one.host is None) == (not one.host_blocks), f"'{one.request_id}' in host memory")
         if one.stage is Stage.WAITING:
+            _require(one.host is not None or not one.computed, f"KV of '{one.request_id}'")
             _require(
                 not one.blocks and not one.reserved_blocks,
                 f"'{one.request_id}' waits and holds device memory",
@@ -61,8 +69,6 @@ def _check_replica(replica: Replica) -> None:
             one.capacity == len(one.blocks) * replica.pool.block_tokens,
             f"capacity of '{one.request_id}'",
         )
-    num_host = replica.spec.num_swap_blocks
-    _require(len(set(replica.host_free)) == len(replica.host_free) <= num_host, "host blocks")
 
 
 def _require(is_so: bool, otherwise: str) -> None:

@@ -50,6 +50,7 @@ class DecisionLog:
                 "block_tokens": spec.block_tokens,
                 "max_context": spec.max_context_tokens,
                 "swap_blocks": spec.num_swap_blocks,
+                "swap_block_ns": spec.swap_block_ns,
                 "tenants": sorted(spec.tenants),
                 "is_long_context": spec.is_long_context,
                 "cost": asdict(spec.cost_model),

@@ -16,6 +16,7 @@ class StepDraft:
     __slots__ = (
         "_kv_tokens",
         "_min_chunk",
+        "_own_ns",
         "_pairs",
         "_replica",
         "_tokens",
@@ -23,19 +24,23 @@ class StepDraft:
         "chunks",
         "decodes",
         "lane_ns",
-        "spent_ns",
     )
 
     def __init__(self, replica: Replica, min_chunk_tokens: int) -> None:
         self._min_chunk = min_chunk_tokens
         self._replica = replica
-        self.spent_ns = replica.cost.t0_ns
+        self._own_ns = replica.cost.t0_ns
         self.bound = StepBound()  # By the promises in it.
         # Of that, what pieces of prefills leave to the starvation lane.
         self.lane_ns = 0.0
         self.decodes: list[LiveRequest] = []
         self.chunks: list[Chunk] = []
         self._tokens = self._pairs = self._kv_tokens = 0
+
+    @property
+    def spent_ns(self) -> float:
+        """Predicted length of the step, copies of swapped KV included."""
+        return self._own_ns + self._replica.host.copies_ns
 
     @property
     def is_empty(self) -> bool:
@@ -53,7 +58,7 @@ class StepDraft:
         self.decodes.extend(lives)
         self._kv_tokens += kv_tokens
         cost = self._replica.cost
-        self.spent_ns += cost.decode_ns * num + cost.kv_ns * kv_tokens
+        self._own_ns += cost.decode_ns * num + cost.kv_ns * kv_tokens
 
     def add_class_decodes(self, rank: int, limit_ns: float, stalled: list[LiveRequest]) -> None:
         """A class's decodes: all of them, or those that fit, who waited longest first."""
@@ -125,7 +130,7 @@ class StepDraft:
         """Takes in a piece of a prefill, for which there is memory."""
         context = live.computed
         self._replica.grow(live, context + num_tokens)
-        self.spent_ns += self._replica.cost.chunk_ns(context, num_tokens)
+        self._own_ns += self._replica.cost.chunk_ns(context, num_tokens)
         self._tokens += num_tokens
         self._pairs += chunk_pairs(context, num_tokens)
         self._kv_tokens += context

@@ -13,6 +13,7 @@ from cloud.scheduler.lane import StarvationLane
 from cloud.scheduler.margin import OnlineMargin
 from cloud.scheduler.queues import PromisedQueue
 from cloud.scheduler.request_state import LiveRequest, Stage
+from cloud.scheduler.swap import HostMemory
 from cloud.scheduler.types import ReplicaSpec
 from headway.cost_model import CostModel, StepShape
 
@@ -57,7 +58,7 @@ class Replica:
         "decoding",
         "flight",
         "growth_evictions",
-        "host_free",
+        "host",
         "interactive_load",
         "lane",
         "last_step_ns",
@@ -73,8 +74,6 @@ class Replica:
         "running",
         "spec",
         "step_id",
-        "swapped_in",
-        "swapped_out",
         "threshold_tokens",
         "waiting",
     )
@@ -84,7 +83,7 @@ class Replica:
         self.replica_id = spec.replica_id
         self.cost: CostModel = spec.cost_model
         self.pool = BlockPool(spec.num_blocks, spec.block_tokens)
-        self.host_free = list(range(spec.num_swap_blocks - 1, -1, -1))
+        self.host = HostMemory(spec, config.max_step_ns)
         self.margin = OnlineMargin(
             spec.cost_model.margin,
             miss_share=config.target_miss_share,
@@ -111,8 +110,6 @@ class Replica:
         self.step_id = 0
         self.num_steps = 0
         self.closed: list[str] = []
-        self.swapped_out: list[tuple[int, int]] = []
-        self.swapped_in: list[tuple[int, int]] = []
         self.batch_served_ns = now_ns
         self.last_step_ns = now_ns
         self.interactive_load = 0.0  # Decayed share of time that interactive work takes.
@@ -172,33 +169,37 @@ class Replica:
         return (self.cost.t0_ns + self.cost.decode_ns) * self.margin.level
 
     def step_end_ns(self, now_ns: int) -> int:
-        """When the running step will be over, with its margin; now if there is none.
+        """When a step can begin in which a newcomer is, with the margin: when the running
+        one is over, and victims' KV is out of the way.
 
         One that is overdue is taken to last as long again as it is overdue: a stall shows
         itself in nothing else, and whoever comes meanwhile must not be promised the time.
         """
+        copies_ns = int(self.host.most_ns) if self.running else 0
         if self.flight is None:
-            return now_ns
+            return now_ns + copies_ns
         expected_ns = self.flight.started_ns + int(self.flight.predicted_ns * self.margin.value)
-        return now_ns + abs(expected_ns - now_ns)
+        return now_ns + abs(expected_ns - now_ns) + copies_ns
 
     def need(self, live: LiveRequest, config: SchedulerConfig) -> tuple[list[int], int, int]:
         """What joining takes: cached blocks to share, tokens to reserve, blocks lacking."""
         pool = self.pool
         cached: list[int] = []
-        if config.use_prefix_cache and live.request.prefix_hashes:
+        is_swapped = live.host is self.host
+        if config.use_prefix_cache and live.request.prefix_hashes and not is_swapped:
             cached = pool.match(live.request.prefix_hashes, live.prompt_tokens)
         reserve = live.tokens_to_join
         wanted = blocks_for(reserve, pool.block_tokens) - len(cached) + pool.num_unheld(cached)
         return cached, reserve, wanted - pool.num_available
 
     def known_tokens(self, live: LiveRequest, config: SchedulerConfig) -> int:
-        """Tokens of a waiting request's prompt whose KV is in memory."""
+        """Tokens of a waiting request whose KV is in memory here."""
+        if live.host is self.host:
+            return live.computed
         hashes = live.request.prefix_hashes
         if not (hashes and config.use_prefix_cache):
-            return live.computed
-        found = self.pool.match(hashes, live.prompt_tokens)
-        return max(live.computed, len(found) * self.spec.block_tokens)
+            return 0
+        return len(self.pool.match(hashes, live.prompt_tokens)) * self.spec.block_tokens
 
     def waiting_room(self) -> tuple[int, int]:
         """Slots and blocks, at most, that the promised work needs that waits here."""
@@ -210,21 +211,27 @@ class Replica:
     # --- the batch ---
 
     def enter(self, live: LiveRequest, cached: list[int], reserve_tokens: int) -> None:
-        """Takes a request into the batch, with the cached blocks and a reservation."""
+        """Takes a request into the batch, with a reservation, and the cached blocks or
+        what was swapped out of it here.
+        """
         live.stage = Stage.RUNNING
         live.replica = self
         self.loads.clear()
         self.running[live] = None
-        self.pool.take(cached)
-        live.blocks = list(cached)
-        live.computed = len(cached) * self.spec.block_tokens
-        live.capacity = live.computed
-        live.fresh_blocks = tuple(cached)
+        if live.host is self.host:
+            live.blocks = self.pool.allocate(len(live.host_blocks))
+            self.host.load(live, live.blocks)
+        else:
+            self.pool.take(cached)
+            live.blocks = list(cached)
+            live.computed = len(cached) * self.spec.block_tokens
+        live.capacity = len(live.blocks) * self.spec.block_tokens
+        live.fresh_blocks = tuple(live.blocks)
         live.resets_table = True
         needed = blocks_for(reserve_tokens, self.spec.block_tokens)
-        live.reserved_blocks = max(0, needed - len(cached))
+        live.reserved_blocks = max(0, needed - len(live.blocks))
         self.pool.reserved += live.reserved_blocks
-        self.room_blocks[live.rank] += len(cached) + live.reserved_blocks
+        self.room_blocks[live.rank] += len(live.blocks) + live.reserved_blocks
         insort(self.prefilling[live.rank], live, key=_key)
 
     def grow(self, live: LiveRequest, tokens: int) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cloud.scheduler.bucket import TokenBucket
     from cloud.scheduler.fairness import Account
     from cloud.scheduler.replica import Replica
+    from cloud.scheduler.swap import HostMemory
 
 __all__ = ["NEVER_NS", "LiveRequest", "Stage"]
 
@@ -49,6 +50,7 @@ class LiveRequest:
         "first_token_ns",
         "fresh_blocks",
         "gave_way",
+        "host",
         "host_blocks",
         "is_met",
         "is_prompt_charged",
@@ -113,6 +115,8 @@ class LiveRequest:
         self.blocks: list[int] = []
         self.capacity = 0  # Tokens that `blocks` hold.
         self.reserved_blocks = 0
+        # Where its KV is while it waits as a victim, `computed` tokens of it.
+        self.host: HostMemory | None = None
         self.host_blocks: list[int] = []
         # For the next plan: blocks to append, and whether the table starts anew.
         self.fresh_blocks: tuple[int, ...] = ()

@@ -7,6 +7,7 @@ gets a promise), `step` (what a step does), `preemption` (who gives way), `fairn
 
 from __future__ import annotations
 
+import math
 from heapq import heappop, heappush
 
 from cloud.scheduler.books import check_books
@@ -197,6 +198,9 @@ class Scheduler(Policy):
         if self._log is not None:
             self._log.replica_down(replica_id, now_ns)
         replica.flight = None
+        for live in self._live.values():
+            if live.host is replica.host:
+                replica.host.drop(live)
         running = list(replica.running)
         for live in running:
             replica.leave(live)
@@ -323,12 +327,15 @@ class Scheduler(Policy):
             return StepPlan(replica_id, replica.step_id, (), events=events)
         replica.step_id += 1
         shape = draft.shape()
-        predicted_ns = replica.cost.predict_ns(shape)
+        predicted_ns = replica.cost.predict_ns(shape) + math.ceil(replica.host.copies_ns)
+        swap_out, swap_in = replica.host.take_copies()
         plan = StepPlan(
             replica_id,
             replica.step_id,
             self._items(replica, draft, now_ns),
             closed=tuple(replica.closed),
+            swap_out=swap_out,
+            swap_in=swap_in,
             predicted_ns=predicted_ns,
             events=events,
         )
@@ -500,6 +507,8 @@ class Scheduler(Policy):
         live.account.num_running += 1
         if live.opened_at is not None and live.opened_at is not replica:
             live.opened_at.closed.append(live.request_id)
+        if live.host is not None and live.host is not replica.host:
+            live.host.drop(live)
         replica.enter(live, cached, reserve)
         if not live.is_prompt_charged:
             live.is_prompt_charged = True
@@ -521,9 +530,11 @@ class Scheduler(Policy):
     def _evict(self, live: LiveRequest, now_ns: int) -> None:
         """Pushes a running request back to its place in the queue; its room is free."""
         replica = live.home
+        is_swapped = replica.host.save(live, self._recompute_ns(live))
         replica.leave(live)
         live.stage = Stage.WAITING
-        live.computed = 0
+        if not is_swapped:
+            live.computed = 0
         live.num_preemptions += 1
         live.gave_way = (replica, replica.step_id)
         live.account.preemptions += 1
@@ -533,7 +544,15 @@ class Scheduler(Policy):
         self._enqueue(live)
         self._watch(live)  # What it lost has to be done again: it may be hopeless now.
         if self._log is not None:
-            self._log.preempted(live, replica.replica_id, now_ns, swapped=False)
+            self._log.preempted(live, replica.replica_id, now_ns, swapped=is_swapped)
+
+    def _recompute_ns(self, live: LiveRequest) -> float:
+        """Predicted time to compute a running request's KV again, less what stays cached."""
+        replica, context = live.home, 0
+        if live.request.prefix_hashes and self._config.use_prefix_cache:
+            found = replica.pool.match(live.request.prefix_hashes, live.prompt_tokens)
+            context = min(len(found) * replica.spec.block_tokens, live.computed)
+        return replica.cost.chunk_ns(context, live.computed - context)
 
     def _end(
         self,
@@ -557,6 +576,8 @@ class Scheduler(Policy):
         else:
             live.home.leave(live)
             account.num_running -= 1
+        if live.host is not None:
+            live.host.drop(live)
         if live.opened_at is not None:
             live.opened_at.closed.append(live.request_id)
         account.promised_ns -= live.promised_ns

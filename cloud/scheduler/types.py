@@ -106,8 +106,10 @@ class ReplicaSpec:
     block_tokens: int
     max_context_tokens: int
     cost_model: CostModel
-    # Host memory for swapped KV, in blocks.
+    # Host memory for swapped KV, in blocks, and the predicted time to copy one of them
+    # either way. Without both, victims are computed again.
     num_swap_blocks: int = 0
+    swap_block_ns: float = 0.0
     # Tenants that this replica is reserved for. Empty: everybody.
     tenants: frozenset[str] = frozenset()
     # Whether this replica belongs to the pool for long contexts.

@@ -187,8 +187,8 @@ class Unpromised:
                 cached, reserve, lacking = replica.need(head, self._config)
                 if lacking + kept_blocks > 0:
                     return  # Whoever is next waits for the room that this one needs.
-                left = head.total_tokens - len(cached) * replica.pool.block_tokens
-                left_ns = replica.cost.chunk_ns(head.total_tokens - left, left)
+                known = replica.known_tokens(head, self._config)
+                left_ns = replica.cost.chunk_ns(known, head.total_tokens - known)
                 is_short = left_ns <= limit_ns - held_ns - draft.spent_ns
                 if not is_short and replica.long_prefill is not None:
                     continue  # One long prefill at a time.

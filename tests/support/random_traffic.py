@@ -25,7 +25,7 @@ def random_config(rng: random.Random) -> SchedulerConfig:
     )
 
 
-def random_replica(rng: random.Random, replica_id: str) -> ReplicaSpec:
+def random_replica(rng: random.Random, replica_id: str, *, swap_blocks: int = 0) -> ReplicaSpec:
     """A replica with a few requests' worth of KV and a cost like a real one's."""
     cost = CostModel(
         t0_ns=rng.choice([2.0, 5.0, 10.0]) * _MS,
@@ -34,7 +34,15 @@ def random_replica(rng: random.Random, replica_id: str) -> ReplicaSpec:
         decode_ns=rng.choice([0.05, 0.2]) * _MS,
         kv_ns=rng.choice([0.0, 20.0]),
     )
-    return ReplicaSpec(replica_id, rng.choice([30, 60, 400]), _BLOCK_TOKENS, 4096, cost)
+    return ReplicaSpec(
+        replica_id,
+        rng.choice([30, 60, 400]),
+        _BLOCK_TOKENS,
+        4096,
+        cost,
+        num_swap_blocks=swap_blocks,
+        swap_block_ns=0.01 * _MS,
+    )
 
 
 def random_arrivals(

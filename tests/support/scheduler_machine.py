@@ -82,6 +82,7 @@ def _specs() -> st.SearchStrategy[ReplicaSpec]:
         max_context_tokens=st.sampled_from([32, 128]),
         cost_model=_costs(),
         num_swap_blocks=st.sampled_from([0, 0, 6, 40]),
+        swap_block_ns=st.sampled_from([0.0, 1_000.0, 0.2 * _MS]),
         tenants=st.sampled_from([frozenset(), frozenset(), frozenset({"a"})]),
         is_long_context=st.sampled_from([False, False, False, True]),
     )

@@ -14,6 +14,7 @@ from tests.support.verifier_state import (
     LogState,
     blocks_for,
 )
+from tests.support.verifier_swap import SwapBook
 
 __all__ = ["Rules"]
 
@@ -33,6 +34,7 @@ class Rules:
         self._state = state
         self._idle_tolerance_ns = idle_tolerance_ns
         self._order = OrderRules(state)
+        self._swap = SwapBook(state)
         self._gaps = ServiceGaps(state, service_bound)
         # Evictions that no plan has accounted for yet: (replica, class, id).
         self._evicted: list[tuple[str, int, str]] = []
@@ -91,6 +93,7 @@ class Rules:
                 )
 
     def _end(self, record: Record) -> Iterator[Finding]:
+        self._swap.forget(record["id"])
         request_id, outcome = record["id"], record["outcome"]
         one = self._state.live.get(request_id)
         if one is None:
@@ -151,6 +154,8 @@ class Rules:
             yield "step", "a step with nothing in it is to be executed"
         for item in items:
             yield from self._item(replica, item, record)
+        yield from self._swap.plan(replica, record)
+        yield from self._swap.came_back(replica, items, record["swap_in"])
         yield from self._tables(replica, items)
         yield from self._times(replica, items, record)
         yield from self._evictions(replica, items)
@@ -194,7 +199,11 @@ class Rules:
             yield "after-end", f"{name} has all its {one.max_output} tokens already"
 
     def _tables(self, replica: LogReplica, items: list[Item]) -> Iterator[Finding]:
-        """Blocks after the plan: exist, suffice, and nobody else's."""
+        """Blocks after the plan: exist, suffice, and nobody else's.
+
+        What comes back from host memory is one's own; other context of a table that
+        starts anew is a shared prefix, of whole blocks.
+        """
         size = replica.block_tokens
         holders = {
             block: one.request_id
@@ -213,9 +222,10 @@ class Rules:
                 yield "blocks", f"{name} has a block twice"
             if len(table) * size < item.context + item.num:
                 yield "blocks", f"{name} has no block for what it computes"
-            if item.resets_table and item.context % size:
+            is_shared = item.resets_table and item.request_id not in self._swap.returned
+            if is_shared and item.context % size:
                 yield "shared", f"{name} shares part of a block"
-            num_known = item.context // size if item.resets_table else 0
+            num_known = item.context // size if is_shared else 0
             for place, block in enumerate(item.new_blocks[:num_known]):
                 if replica.content.get(block) != (one.tenant, place):
                     yield "shared", f"{name} takes block {block} as a known prefix"
@@ -228,6 +238,8 @@ class Rules:
         chunks = [(item.context, item.num) for item in items if item.is_prefill]
         decodes = [item.context for item in items if not item.is_prefill]
         own_ns = replica.predict_ns(chunks, decodes)
+        num_copies = len(record["swap_in"]) + len(record["swap_out"])
+        own_ns += num_copies * replica.swap_block_ns
         if abs(own_ns - record["predicted"]) > 1 + 1e-9 * own_ns:
             yield "time", f"{record['predicted']} ns are predicted, the formula says {own_ns:.0f}"
         live = self._state.live
@@ -245,6 +257,7 @@ class Rules:
         smallest = min(self._state.config["min_chunk_tokens"], max(num for _, num in chunks))
         context = max(context for context, _ in chunks)
         floor_ns = replica.predict_ns([(context, smallest)], decodes)
+        floor_ns += num_copies * replica.swap_block_ns
         if own_ns > max(target_ns, floor_ns) * (1 + 1e-9) + 1:
             yield "time", f"a step with prefills takes {own_ns:.0f} ns, {target_ns} is the target"
         num_running = len(self._state.running_on(replica.replica_id))
@@ -280,6 +293,7 @@ class Rules:
             return
         if one.rank == INTERACTIVE and one.is_open_promise:
             yield "preempt", f"'{record['id']}' is evicted with an open interactive promise"
+        yield from self._swap.preempt(record, one)
         replica = self._state.replicas.get(record["replica"])
         if replica is not None and replica.flight is not None:
             yield "preempt", f"'{record['id']}' is evicted while a step runs"

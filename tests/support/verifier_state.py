@@ -96,6 +96,8 @@ class LogReplica:
     tenants: frozenset[str]
     is_long_context: bool
     cost: Mapping[str, float]
+    num_swap_blocks: int = 0
+    swap_block_ns: float = 0.0
     last_step: int = 0
     flight: Record | None = None
     idle_since_ns: int = 0
@@ -220,6 +222,8 @@ class LogState:
             frozenset(record["tenants"]),
             record["is_long_context"],
             record["cost"],
+            record["swap_blocks"],
+            record["swap_block_ns"],
             idle_since_ns=record["at"],
             lane_at_ns=record["at"],
         )
@@ -259,6 +263,7 @@ class LogState:
             return
         replica.flight = record
         replica.last_step = record["step"]
+        loaded = {device for _, device in record["swap_in"]}
         for item in map(Item._make, record["items"]):
             one = self.live.get(item.request_id)
             if one is None:
@@ -268,7 +273,8 @@ class LogState:
             if item.resets_table:
                 one.table = []
                 one.computed = item.context
-            num_known = item.context // replica.block_tokens if item.resets_table else 0
+            is_shared = item.resets_table and not loaded.intersection(item.new_blocks)
+            num_known = item.context // replica.block_tokens if is_shared else 0
             for block in item.new_blocks[num_known:]:
                 replica.content.pop(block, None)
             one.table = [*one.table, *item.new_blocks]

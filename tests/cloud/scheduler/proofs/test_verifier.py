@@ -54,6 +54,7 @@ def replica_up(name: str = "r", at: int = 0, **changes: Any) -> dict[str, Any]:
         "block_tokens": 4,
         "max_context": 64,
         "swap_blocks": 0,
+        "swap_block_ns": 0.0,
         "tenants": [],
         "is_long_context": False,
         "cost": _COST,
@@ -436,3 +437,33 @@ def test_the_bound_of_the_paper_is_taken_where_none_is_given() -> None:
     small = _race({}, ["a"] * 20)
     small[1]["blocks"] = 14  # 2 x 2 x 56 = 224 < 240.
     assert _rules(small) == {"fair"}
+
+
+@pytest.mark.parametrize(
+    ("copies", "is_fine"),
+    [
+        ([[5, 2], [6, 3]], True),
+        ([[5, 3], [6, 2]], False),  # To each other's place.
+        ([[5, 2], [7, 3]], False),  # From a block that holds nothing.
+    ],
+)
+def test_what_was_swapped_out_comes_back_to_its_place(
+    copies: list[list[int]], is_fine: bool
+) -> None:
+    """Blocks 0 and 1 of a victim go to the host's 5 and 6, and from there into 2 and 3."""
+    out = plan(2, 1060, prefill("i", 0, 5, [0, 1])) | {"swap_out": [[0, 5], [1, 6]]}
+    back = plan(3, 2110, prefill("b", 6, 1, [2, 3])) | {"swap_in": copies}
+    log = [
+        config(),
+        replica_up(swap_blocks=8),
+        submit("b", 2, 0, 6, 3),
+        plan(1, 0, prefill("b", 0, 6, [0, 1])),
+        submit("i", 0, 500, 5, 1),
+        commit(1, 1060, "b"),
+        preempt("b", 1060) | {"swapped": True},
+        out,
+        commit(2, 2110, "i"),
+        end("i", 2110, 1),
+        back,
+    ]
+    assert ("swap" not in _rules(log)) is is_fine
