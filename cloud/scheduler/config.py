@@ -120,6 +120,10 @@ class SchedulerConfig:
     use_prefix_cache: bool = True
     # Evictions for the growth of an equal, per second and replica.
     max_growth_evictions_per_s: float = 10.0
+    # Evictions per second and replica beyond which batch work joins one at a time.
+    max_evictions_per_s: float = 20.0
+    # A request evicted so often gives way after the others of its class.
+    max_evictions_each: int = 8
 
     def __post_init__(self) -> None:
         _require_positive(
@@ -134,6 +138,8 @@ class SchedulerConfig:
             "margin_half_life_ns",
             "margin_span_ns",
             "max_growth_evictions_per_s",
+            "max_evictions_per_s",
+            "max_evictions_each",
         )
         for name in ("fairness_bound_tokens", "demand_window_ns", "lane_share"):
             if getattr(self, name) < 0:

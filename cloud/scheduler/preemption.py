@@ -9,8 +9,6 @@ from cloud.scheduler.request_state import LiveRequest
 
 __all__ = ["Evict", "Preemption"]
 
-_NS_PER_S = 1_000_000_000
-
 
 class Evict(Protocol):
     """Pushes a running request back to its queue and takes its room."""
@@ -42,13 +40,14 @@ class Preemption:
 
         Blocks of `kept`, which the newcomer shares, are none that it gains.
         Only strictly lower classes give way: the lowest first, in it kept
-        promises before open ones, and the newest first.
+        promises before open ones, who was evicted too often after the others, and
+        the newest first.
 
         Returns:
             Whether the room is there now. If not, nobody was evicted.
         """
         victims = sorted(
-            (live for live in replica.running if live.rank > rank), key=_gives_way_first
+            (live for live in replica.running if live.rank > rank), key=self._gives_way_first
         )
         chosen: list[LiveRequest] = []
         for victim in victims:
@@ -84,31 +83,22 @@ class Preemption:
                 for other in replica.running
                 if other.rank >= live.rank and (other.is_met or other.rank > 1)
             ),
-            key=_gives_way_first,
+            key=self._gives_way_first,
             default=None,
         )
         if victim is None:
             return False
         is_equal = victim.rank == live.rank and not is_last_resort
-        if is_equal and not self._may_evict_equal(replica, now_ns):
-            return False
+        if is_equal:
+            if replica.growth_evictions.level(now_ns) < 1:
+                return False
+            replica.growth_evictions.draw(1, now_ns)
         self._evict(victim, now_ns)
         return victim is not live and replica.pool.num_available > 0
 
-    def _may_evict_equal(self, replica: Replica, now_ns: int) -> bool:
-        """Whether the rate of evictions among equals allows one more, which is counted."""
-        since_ns, count = replica.growth_evictions
-        most = self._config.max_growth_evictions_per_s
-        count = max(0.0, count - (now_ns - since_ns) * most / _NS_PER_S)
-        if count + 1 > most:
-            replica.growth_evictions = (now_ns, count)
-            return False
-        replica.growth_evictions = (now_ns, count + 1)
-        return True
-
-
-def _gives_way_first(live: LiveRequest) -> tuple[int, bool, int]:
-    return (-live.rank, not live.is_met, -live.seq)
+    def _gives_way_first(self, live: LiveRequest) -> tuple[int, bool, bool, int]:
+        is_spared = live.num_preemptions >= self._config.max_evictions_each
+        return (-live.rank, not live.is_met, is_spared, -live.seq)
 
 
 def _is_enough(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cloud.scheduler.bucket import TokenBucket
 from cloud.scheduler.config import SchedulerConfig
 from cloud.scheduler.kv import BlockPool, blocks_for
 from cloud.scheduler.lane import StarvationLane
@@ -56,6 +58,7 @@ class Replica:
         "cost",
         "decode_kv",
         "decoding",
+        "evictions",
         "flight",
         "growth_evictions",
         "host",
@@ -115,7 +118,8 @@ class Replica:
         self.interactive_load = 0.0  # Decayed share of time that interactive work takes.
         # What runs, by class, summed up; empty after a change. See `load`.
         self.loads: list[Load] = []
-        self.growth_evictions = (now_ns, 0.0)  # (when, decayed count)
+        self.growth_evictions = _rate_cap(config.max_growth_evictions_per_s, now_ns)
+        self.evictions = _rate_cap(config.max_evictions_per_s, now_ns)
 
     @property
     def num_running(self) -> int:
@@ -313,6 +317,10 @@ class Replica:
         self.pool.reserved -= live.reserved_blocks
         self.room_blocks[live.rank] -= live.reserved_blocks
         live.reserved_blocks = 0
+
+
+def _rate_cap(per_s: float, now_ns: int) -> TokenBucket:
+    return TokenBucket(per_s, math.ceil(per_s), now_ns)
 
 
 def _key(live: LiveRequest) -> tuple[int, int, int]:

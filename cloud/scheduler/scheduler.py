@@ -536,6 +536,7 @@ class Scheduler(Policy):
         if not is_swapped:
             live.computed = 0
         live.num_preemptions += 1
+        replica.evictions.draw(1, now_ns)
         live.gave_way = (replica, replica.step_id)
         live.account.preemptions += 1
         live.account.num_running -= 1

@@ -169,9 +169,13 @@ class Unpromised:
     ) -> None:
         """Lets waiting requests join while they fit beside what is kept for promises."""
         kept_slots, kept_blocks = kept
+        # Whoever joins now may be evicted again at once: one at a time, lest it lie idle.
+        is_capped = replica.evictions.level(now_ns) < 0
         decode_ns = replica.cost.t0_ns + sum(map(replica.decode_cost_ns, range(_BATCH + 1)))
         smallest_ns = replica.cost.chunk_ns(0, self._config.min_chunk_tokens)
         while replica.num_running + kept_slots < self._config.max_running:
+            if is_capped and replica.running:
+                return
             joined = None
             for head in self._heads(replica):
                 bucket = self._buckets.get(head.tenant)

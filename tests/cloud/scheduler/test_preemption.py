@@ -173,3 +173,43 @@ def test_a_victim_that_cannot_make_it_any_more_is_not_executed_again() -> None:
     ended = {e.request_id: e.outcome for e in bench.events if isinstance(e, Ended)}
     assert ended == {"robot": Outcome.COMPLETED, "s": Outcome.EXPIRED}
     assert bench.now_ns < 300_000_000
+
+
+def test_who_gave_way_too_often_is_spared_while_others_can() -> None:
+    """The newest goes first, and the second time the other one."""
+    bench = Bench(SchedulerConfig(max_evictions_each=1), replica(num_blocks=20))
+    for number in range(2):
+        bench.submit(batch(f"b{number}", prompt_tokens=64, max_output_tokens=60))
+    bench.step()
+    for number in range(2):
+        bench.submit(
+            interactive(f"r{number}", bench.now_ns + S, prompt_tokens=160, max_output_tokens=3)
+        )
+        bench.steps(6)
+    assert _preempted(bench) == ["b1", "b0"]
+
+
+def test_batch_work_does_not_join_only_to_be_evicted_again() -> None:
+    """A robot every 100 ms needs all the memory: beyond the cap it finds one to evict,
+    without a cap up to nine that hold two blocks each.
+    """
+    capped = _evictions_beside_a_robot(SchedulerConfig(max_evictions_per_s=1.0))
+    free = _evictions_beside_a_robot(SchedulerConfig(max_evictions_per_s=1000.0))
+    assert capped <= 100 + 11  # Robots, and what the cap allows in 10 s.
+    assert free > 1.5 * capped
+
+
+def _evictions_beside_a_robot(config: SchedulerConfig) -> int:
+    bench = Bench(config, replica(num_blocks=20))
+    for number in range(40):
+        bench.submit(batch(f"b{number}", prompt_tokens=32, max_output_tokens=100))
+    asked = 0
+    while bench.now_ns < 10 * S:
+        if bench.now_ns >= asked * S // 10:
+            asked += 1
+            name = f"r{asked}"
+            bench.submit(
+                interactive(name, bench.now_ns + S, prompt_tokens=300, max_output_tokens=2)
+            )
+        bench.step()
+    return len(_preempted(bench))
