@@ -35,7 +35,7 @@ demo: $(INSTALLED) ## run the main job: a server, eight robots, batch work besid
 	@exec $(BIN)/headway demo
 
 test: $(INSTALLED) ## pass the tests
-	@mkdir -p .cache && $(BIN)/python -m pytest --cov --cov-report=term:skip-covered --basetemp=.cache/pytest
+	@mkdir -p .cache && $(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-report=term:skip-covered --basetemp=.cache/pytest
 
 check: lint types layers contract test ## what CI runs
 
