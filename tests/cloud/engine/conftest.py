@@ -15,6 +15,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the kernels are built, once."""
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Steps of tiny models are over before a second thread wakes up."""

@@ -23,7 +23,9 @@ from cloud.engine.model import Model
 from cloud.engine.model_config import load_model_config
 from cloud.engine.tiny import tiny_config, write_random_checkpoint
 from cloud.engine.torch_executor import TorchExecutor
+from cloud.engine.torch_ops import Ops, TorchOps
 from tests.support.executor_driver import ExecutorDriver
+from tests.support.native import native_ops
 
 # PEFT asks transformers by a name that is going away; nothing of ours.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -50,7 +52,7 @@ Reference = Callable[[str, tuple[int, ...]], Tensor]
 class Subject:
     """A checkpoint with adapters, and what transformers and PEFT make of it."""
 
-    def __init__(self, folder: Path, shape: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, shape: dict[str, Any], ops: Ops) -> None:
         peft = pytest.importorskip("peft")
         transformers = pytest.importorskip("transformers")
         base = folder / "base"
@@ -67,7 +69,7 @@ class Subject:
                 adapters[name] = folder / name
             self._models[name] = model
         config, cpu = load_model_config(base), torch.device("cpu")
-        self._model = Model(config, load_weights(base, config, torch.float32, cpu), 512)
+        self._model = Model(config, load_weights(base, config, torch.float32, cpu), 512, ops)
         self._adapters = [
             load_adapter(name, path, config, torch.float32, cpu) for name, path in adapters.items()
         ]
@@ -109,10 +111,17 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.normal_(0, 0.1, generator=generator)
 
 
-@pytest.fixture(scope="module", params=_SHAPES)
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    """Each shape of model, with two adapters."""
-    return Subject(tmp_path_factory.mktemp(request.param), _SHAPES[request.param])
+@pytest.fixture(scope="module", params=[f"{s}-{o}" for s in _SHAPES for o in ("torch", "native")])
+def subject(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernels: Path
+) -> Subject:
+    """Each shape of model with two adapters, on torch's operations and on the built ones."""
+    shape, ops = request.param.split("-")
+    return Subject(
+        tmp_path_factory.mktemp(shape),
+        _SHAPES[shape],
+        TorchOps() if ops == "torch" else native_ops(torch.float32, kernels),
+    )
 
 
 def _prompt(length: int, seed: int) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""What lies between a step's matrix multiplies, in C++ that is built on the spot."""
