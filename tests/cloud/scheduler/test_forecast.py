@@ -14,6 +14,7 @@ import pytest
 import cloud.scheduler.admission as admission
 from cloud.scheduler.admission import Late, Placement, SchedulabilityTest
 from cloud.scheduler.config import SchedulerConfig
+from cloud.scheduler.forecast import forecast
 from cloud.scheduler.scheduler import Scheduler
 from cloud.scheduler.types import Admitted, Request
 from cloud.scheduler.virtual import Arrival, VirtualDriver
@@ -157,3 +158,25 @@ def test_a_long_queue_of_first_tokens_is_promised_well() -> None:
     # 8,000 tokens a second less the decodes' part: 200 requests in 5 s at most.
     assert 170 <= len(admitted) <= 200
     assert {driver.ended[name].outcome for name in admitted} == {Outcome.COMPLETED}
+
+
+@pytest.mark.parametrize("draw", [_random_interactive, _random_standard])
+def test_the_quick_test_says_yes_only_where_the_roll_forward_does(
+    draw: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a short cut: 300 random states, and what the roll-forward says of the same newcomer."""
+    verdicts: list[bool] = []
+    quick = admission.quick_finish_ns
+
+    def compare(replica, config, newcomer, now_ns, stretch):  # type: ignore[no-untyped-def]
+        finish_ns = quick(replica, config, newcomer, now_ns, stretch)
+        if finish_ns is not None:
+            found = forecast(replica, config, newcomer, now_ns, stretch=stretch)
+            verdicts.append(found.victim is None and found.finish_ns <= newcomer.deadline_ns)
+        return finish_ns
+
+    monkeypatch.setattr(admission, "quick_finish_ns", compare)
+    for seed in range(300):
+        _case(seed, draw, 12)
+    assert len(verdicts) > 500
+    assert all(verdicts)
