@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         "an open promise gives way before a kept one",
         "preemption.py",
-        "return (-live.rank, not live.is_met, -live.seq)",
-        "return (-live.rank, False, -live.seq)",
+        "return (-live.rank, not live.is_met, is_spared, -live.seq)",
+        "return (-live.rank, False, is_spared, -live.seq)",
     ),
     Mutant(
         "eviction that is not enough",
@@ -54,25 +54,25 @@ MUTANTS = (
     Mutant(
         "batch runs beside a blocked promise",
         "step.py",
-        "self._add_batch(replica, draft, stalled, is_blocked, now_ns)",
-        "self._add_batch(replica, draft, stalled, False, now_ns)",
+        "-1.0 if is_blocked else ceiling_ns, lane_ns, now_ns",
+        "ceiling_ns, lane_ns, now_ns",
     ),
     Mutant(
         "interactive work does not bound lower work",
         "step.py",
-        "ceiling_ns = self._ceiling_ns(replica, rank, now_ns)\n",
-        'ceiling_ns = float("inf")\n',
+        "        if least_ns == math.inf:\n            return least_ns\n",
+        "        return math.inf\n",
     ),
-    Mutant("no TPOT target", "step.py", "target_ns = min(target_ns, own_ns)", "pass"),
+    Mutant("no TPOT target", "unpromised.py", "target_ns = min(target_ns, own_ns)", "pass"),
     Mutant(
         "one more than max_running",
-        "step.py",
-        "while replica.num_running < self._config.max_running:",
-        "while replica.num_running <= self._config.max_running:",
+        "unpromised.py",
+        "while replica.num_running + kept_slots < self._config.max_running:",
+        "while replica.num_running + kept_slots <= self._config.max_running:",
     ),
     Mutant(
         "the lane costs nothing",
-        "step.py",
+        "unpromised.py",
         "replica.lane.spend(min(used_ns, max(lane_ns, draft.spent_ns - limit_ns)))",
         "pass",
     ),
@@ -98,8 +98,8 @@ MUTANTS = (
     Mutant(
         "a newcomer may break a promise",
         "admission.py",
-        "            if found.victim is not None:\n                return",
-        "            if found.victim is newcomer:\n                return",
+        "        if found.victim is not None:\n            return",
+        "        if found.victim is newcomer:\n            return",
     ),
     Mutant("no refund", "intake.py", "give_back(live.reserved_tokens - used)", "give_back(0.0)"),
     Mutant(
@@ -188,6 +188,38 @@ MUTANTS = (
         "scheduler.py",
         "if live.num_output == 0 and (",
         "if live.num_output >= 0 and (",
+    ),
+    Mutant("decodes to come do not count", "laxity.py", "self._later_ns += decode_ns", "pass"),
+    Mutant(
+        "the short cut knows no deadline",
+        "load.py",
+        "if start_ns + total_ns * (1 + 4 * GUARD) > due_ns:",
+        "if False:",
+    ),
+    Mutant(
+        "host memory is given out before it is read",
+        "swap.py",
+        "self._read += live.host_blocks",
+        "self._free += live.host_blocks",
+    ),
+    Mutant(
+        "swapped KV counts at every replica",
+        "scheduler.py",
+        "if live.host is not None and live.host is not replica.host:",
+        "if False:",
+    ),
+    Mutant("a stall is the rule", "margin.py", "_OUTLIERS = 2.0", "_OUTLIERS = 0.0"),
+    Mutant(
+        "a victim is back in its step",
+        "draft.py",
+        "return live.gave_way == (self._replica, self._replica.step_id) and not self.is_empty",
+        "return False",
+    ),
+    Mutant(
+        "the lane takes what a promise waits for",
+        "unpromised.py",
+        "kept = replica.waiting_room()",
+        "pass",
     ),
 )
 
