@@ -27,6 +27,7 @@ from cloud.scheduler.config import ClassConfig, SchedulerConfig
 from cloud.scheduler.replica import Replica
 from cloud.scheduler.request_state import LiveRequest
 from cloud.scheduler.scheduler import Scheduler
+from cloud.scheduler.simulated import Arrival
 from cloud.scheduler.types import (
     Admitted,
     DeadlineCovers,
@@ -38,7 +39,6 @@ from cloud.scheduler.types import (
     StepOutput,
     StepResult,
 )
-from cloud.scheduler.virtual import Arrival
 from headway.cost_model import CostModel, StepShape
 from headway.outcome import Outcome, Reason, RequestClass
 

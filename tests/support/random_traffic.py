@@ -3,8 +3,8 @@
 import random
 
 from cloud.scheduler.config import ClassConfig, SchedulerConfig, TenantConfig
+from cloud.scheduler.simulated import Arrival
 from cloud.scheduler.types import DeadlineCovers, ReplicaSpec, Request
-from cloud.scheduler.virtual import Arrival
 from headway.cost_model import CostModel
 from headway.outcome import RequestClass
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from cloud.scheduler.config import SchedulerConfig
 from cloud.scheduler.scheduler import Scheduler
+from cloud.scheduler.simulated import SimulatedSteps
 from cloud.scheduler.types import (
     Admitted,
     DeadlineCovers,
@@ -14,7 +15,6 @@ from cloud.scheduler.types import (
     StepPlan,
     StepResult,
 )
-from cloud.scheduler.virtual import SimulatedSteps
 from headway.cost_model import CostModel
 from headway.outcome import RequestClass
 

@@ -7,8 +7,9 @@ import pytest
 from cloud.scheduler.admission import Placement
 from cloud.scheduler.config import ClassConfig, SchedulerConfig, TenantConfig
 from cloud.scheduler.scheduler import Scheduler
+from cloud.scheduler.simulated import Arrival, SimulatedSteps
 from cloud.scheduler.types import Admitted, Ended, Rejected, Request
-from cloud.scheduler.virtual import Arrival, SimulatedSteps, VirtualDriver
+from cloud.scheduler.virtual import VirtualDriver
 from headway.cost_model import CostModel
 from headway.outcome import Outcome, Reason, RequestClass
 from tests.support.scheduling import (

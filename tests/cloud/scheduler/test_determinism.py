@@ -10,7 +10,8 @@ _PROGRAM = """
 import hashlib, json, random
 from cloud.scheduler.config import SchedulerConfig, TenantConfig
 from cloud.scheduler.scheduler import Scheduler
-from cloud.scheduler.virtual import Arrival, VirtualDriver
+from cloud.scheduler.simulated import Arrival
+from cloud.scheduler.virtual import VirtualDriver
 from tests.support.scheduling import S, batch, interactive, replica, standard
 
 digest = hashlib.sha256()

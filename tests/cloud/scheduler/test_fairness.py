@@ -7,8 +7,9 @@ import pytest
 
 from cloud.scheduler.bucket import TokenBucket
 from cloud.scheduler.config import ClassConfig, SchedulerConfig, TenantConfig
+from cloud.scheduler.simulated import Arrival
 from cloud.scheduler.types import Admitted, Ended, Event, Rejected
-from cloud.scheduler.virtual import Arrival, VirtualDriver
+from cloud.scheduler.virtual import VirtualDriver
 from headway.cost_model import CostModel
 from headway.outcome import Outcome, Reason
 from tests.support.scheduling import (

@@ -15,9 +15,11 @@ import cloud.scheduler.admission as admission
 from cloud.scheduler.admission import Late, Placement, SchedulabilityTest
 from cloud.scheduler.config import SchedulerConfig
 from cloud.scheduler.forecast import forecast
+from cloud.scheduler.load import quick_finish_ns
 from cloud.scheduler.scheduler import Scheduler
+from cloud.scheduler.simulated import Arrival
 from cloud.scheduler.types import Admitted, Request
-from cloud.scheduler.virtual import Arrival, VirtualDriver
+from cloud.scheduler.virtual import VirtualDriver
 from headway.outcome import Outcome
 from tests.support.scheduling import MS, S, batch, interactive, replica, standard
 
@@ -166,7 +168,7 @@ def test_the_quick_test_says_yes_only_where_the_roll_forward_does(
 ) -> None:
     """It is a short cut: 300 random states, and what the roll-forward says of the same newcomer."""
     verdicts: list[bool] = []
-    quick = admission.quick_finish_ns
+    quick = quick_finish_ns
 
     def compare(replica, config, newcomer, now_ns, stretch):  # type: ignore[no-untyped-def]
         finish_ns = quick(replica, config, newcomer, now_ns, stretch)
@@ -175,7 +177,7 @@ def test_the_quick_test_says_yes_only_where_the_roll_forward_does(
             verdicts.append(found.victim is None and found.finish_ns <= newcomer.deadline_ns)
         return finish_ns
 
-    monkeypatch.setattr(admission, "quick_finish_ns", compare)
+    monkeypatch.setattr("cloud.scheduler.admission.quick_finish_ns", compare)
     for seed in range(300):
         _case(seed, draw, 12)
     assert len(verdicts) > 500

@@ -4,8 +4,9 @@ import dataclasses
 
 from cloud.scheduler.config import ClassConfig, SchedulerConfig
 from cloud.scheduler.lane import StarvationLane
+from cloud.scheduler.simulated import Arrival
 from cloud.scheduler.types import Admitted
-from cloud.scheduler.virtual import Arrival, VirtualDriver
+from cloud.scheduler.virtual import VirtualDriver
 from headway.outcome import Outcome
 from tests.support.scheduling import COST, MS, CheckedScheduler, S, batch, replica, standard
 

@@ -16,8 +16,9 @@ import pytest
 
 from cloud.scheduler import admission
 from cloud.scheduler.scheduler import Scheduler
+from cloud.scheduler.simulated import Arrival
 from cloud.scheduler.types import Admitted, Rejected
-from cloud.scheduler.virtual import Arrival, VirtualDriver
+from cloud.scheduler.virtual import VirtualDriver
 from headway.outcome import Outcome, Reason, RequestClass
 from tests.support.forced_admission import force_admissions
 from tests.support.random_traffic import random_arrivals, random_config, random_replica

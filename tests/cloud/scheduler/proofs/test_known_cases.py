@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from cloud.scheduler.config import ClassConfig, SchedulerConfig, TenantConfig
+from cloud.scheduler.simulated import Arrival, SimulatedSteps
 from cloud.scheduler.types import Admitted, Ended, TokenEmitted
-from cloud.scheduler.virtual import Arrival, SimulatedSteps, VirtualDriver
+from cloud.scheduler.virtual import VirtualDriver
 from headway.cost_model import CostModel, StepShape
 from headway.outcome import Outcome
 from tests.support.scheduling import (

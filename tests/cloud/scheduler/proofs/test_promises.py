@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from cloud.scheduler.scheduler import Scheduler
+from cloud.scheduler.simulated import Arrival
 from cloud.scheduler.types import Admitted
-from cloud.scheduler.virtual import Arrival, VirtualDriver
+from cloud.scheduler.virtual import VirtualDriver
 from headway.outcome import Outcome, RequestClass
 from tests.support.random_traffic import random_arrivals, random_config, random_replica
 from tests.support.verifier import verify
