@@ -16,6 +16,7 @@ from cloud.server.action import ActionCodec
 from cloud.server.assembly import engine_factory, make_scheduler, replica_spec
 from cloud.server.calls import CallGate
 from cloud.server.dispatcher import Dispatcher
+from cloud.server.gauges import Gauges
 from cloud.server.generate import Generate
 from cloud.server.health import Health
 from cloud.server.identity import DevelopmentAuthenticator, require_loopback
@@ -29,7 +30,6 @@ from cloud.server.session import Sessions
 from headway.clock import MonotonicClock, ns_from_s
 from headway.config import Settings
 from headway.errors import HeadwayError
-from headway.outcome import RequestClass
 from headway.rpc.channel import server_options
 from headway.telemetry.metrics import Metrics, MetricsServer
 
@@ -37,7 +37,6 @@ __all__ = ["ObservedPolicy", "Server"]
 
 # For statuses to reach their clients once everything has ended.
 _LAST_WORDS_S = 1.0
-_GAUGES_EVERY_S = 1.0
 
 
 class ObservedPolicy(Policy, Observed, Protocol):
@@ -92,6 +91,7 @@ class Server:
         )
         self._gate = CallGate(
             DevelopmentAuthenticator(settings.tenants),
+            self.dispatcher.ledger,
             settings.server.max_calls,
             settings.server.write_timeout_s,
         )
@@ -186,29 +186,8 @@ class Server:
         await server.start()
         self._tell_health()
         if self._metrics_server is not None:
-            self._gauges = asyncio.create_task(self._set_gauges())
-
-    async def _set_gauges(self) -> None:
-        """Tells metrics how much there is of everything, now and then, for ever.
-
-        From here and not when Prometheus asks: that is on another thread.
-        """
-        while True:
-            snapshot = self._policy.snapshot(self._clock.now_ns())
-            for request_class in RequestClass:
-                ours = [one for one in snapshot.tenants if one.request_class is request_class]
-                self._metrics.set_load(
-                    request_class,
-                    running=sum(one.num_running for one in ours),
-                    waiting=sum(one.num_waiting for one in ours),
-                )
-            usage = {
-                one.replica_id: one.blocks_held / one.blocks_total for one in snapshot.replicas
-            }
-            for replica in self.dispatcher.replicas:
-                name = replica.replica_id
-                self._metrics.set_replica(name, is_up=replica.is_up, kv_usage=usage.get(name, 0.0))
-            await asyncio.sleep(_GAUGES_EVERY_S)
+            gauges = Gauges(self._metrics, self._policy, self.dispatcher.replicas, self._clock)
+            self._gauges = asyncio.create_task(gauges.run())
 
     def _tell_health(self) -> None:
         self._health.tell(is_serving=self.dispatcher.has_engine)

@@ -73,6 +73,7 @@ def engine_factory(
         threads=settings.num_threads,
         block_tokens=settings.block_tokens,
         num_blocks=settings.num_blocks,
+        num_swap_blocks=settings.num_swap_blocks,
         max_context_tokens=settings.max_context_tokens or None,
         adapters=settings.adapter_folders,
     )
@@ -107,6 +108,7 @@ def replica_spec(
         max_context_tokens=description.max_context_tokens,
         cost_model=_cost_model(description, settings),
         num_swap_blocks=description.num_swap_blocks,
+        swap_block_ns=description.swap_block_ns,
     )
 
 

@@ -9,8 +9,9 @@ import grpc
 import structlog
 
 from cloud.server.identity import Authenticator, Identity
+from cloud.server.ledger import Ledger
 from cloud.server.refused import CallRefused, abort
-from headway.outcome import Reason
+from headway.outcome import Reason, RequestClass
 
 __all__ = ["CallGate", "Context"]
 
@@ -24,30 +25,41 @@ class CallGate:
 
     Args:
         authenticator: finds out who calls.
+        ledger: counts the requests that end here.
         max_calls: most calls and sessions at once.
         write_timeout_s: how long the end of a stream waits for its reader.
     """
 
     def __init__(
-        self, authenticator: Authenticator, max_calls: int, write_timeout_s: float
+        self, authenticator: Authenticator, ledger: Ledger, max_calls: int, write_timeout_s: float
     ) -> None:
+        self._ledger = ledger
         self._write_timeout_s = write_timeout_s
         self._authenticator = authenticator
         self._max_calls = max_calls
         self.num_open = 0
 
     def unary(
-        self, work: Callable[[bytes, Identity, Context], Awaitable[bytes]]
+        self,
+        work: Callable[[bytes, Identity, Context], Awaitable[bytes]],
+        request_class: RequestClass | None = None,
     ) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        """A handler for a method with one answer, around `work`."""
+        """A handler for a method with one answer, around `work`.
+
+        Args:
+            work: the method.
+            request_class: of the requests that it takes in. None: it takes none.
+        """
 
         async def handler(data: bytes, context: Context) -> bytes:
             identity: Identity | None = None
             self.num_open += 1
             try:
-                identity = self._enter(context)
+                identity = self._authenticator.identify(context)
+                self._require_room()
                 return await work(data, identity, context)
             except CallRefused as refused:
+                self._count(request_class, identity, refused)
                 await abort(context, refused, identity.tenant if identity else "")
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
@@ -59,17 +71,26 @@ class CallGate:
         return handler
 
     def streaming(
-        self, work: Callable[[Any, Identity, Context], Awaitable[None]]
+        self,
+        work: Callable[[Any, Identity, Context], Awaitable[None]],
+        request_class: RequestClass,
     ) -> Callable[[Any, Context], Awaitable[None]]:
-        """A handler for a method that writes as it goes, around `work`."""
+        """A handler for a method that writes as it goes, around `work`.
+
+        Args:
+            work: the method.
+            request_class: of what it takes in, where nothing says otherwise.
+        """
 
         async def handler(incoming: Any, context: Context) -> None:
             identity: Identity | None = None
             self.num_open += 1
             try:
-                identity = self._enter(context)
+                identity = self._authenticator.identify(context)
+                self._require_room()
                 await work(incoming, identity, context)
             except CallRefused as refused:
+                self._count(request_class, identity, refused)
                 await self._abort_stream(context, refused, identity)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
@@ -94,14 +115,19 @@ class CallGate:
             # The last message is still on its way: gRPC takes no status behind it.
             raise asyncio.CancelledError from None
 
-    def _enter(self, context: Context) -> Identity:
+    def _count(
+        self, request_class: RequestClass | None, identity: Identity | None, refused: CallRefused
+    ) -> None:
+        if request_class is not None:
+            self._ledger.refuse(request_class, identity.tenant if identity else "", refused)
+
+    def _require_room(self) -> None:
         if self.num_open > self._max_calls:
             raise CallRefused(
                 Reason.QUEUE_FULL,
                 f"{self._max_calls} calls are open already; wait, or ask another server",
                 retry_after_ns=1_000_000_000,
             )
-        return self._authenticator.identify(context)
 
 
 async def _abort_for_bug(context: Context) -> NoReturn:

@@ -7,65 +7,28 @@ and plans the next step as soon as the last result is in.
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cloud.engine.api import EngineRequest
 from cloud.scheduler.policy import Policy
 from cloud.scheduler.prefix import prefix_hashes
-from cloud.scheduler.types import Admitted, Ended, Event, Rejected, Request, TokenEmitted
+from cloud.scheduler.types import (
+    Admitted,
+    Ended,
+    Event,
+    FinishReason,
+    Rejected,
+    TokenEmitted,
+)
+from cloud.server.call import Call
 from cloud.server.ledger import Ledger
 from cloud.server.refused import CallRefused
 from cloud.server.replica import Replica
 from headway.clock import Clock, s_from_ns
-from headway.outcome import Reason
+from headway.outcome import Outcome, Reason
 
-__all__ = ["Call", "Dispatcher"]
-
-
-class Call:
-    """A request that was admitted, from its service's point of view.
-
-    Attributes:
-        request: as the scheduler knows it.
-        prompt: as the engine is to know it.
-        arrived_ns: when it came in.
-        tokens: its output so far; grows until `ended`.
-        ended: its one end; None while it lives.
-        label: what a person knows it by, for the log.
-        is_started: whether an engine has worked on it.
-    """
-
-    __slots__ = (
-        "arrived_ns",
-        "ended",
-        "is_started",
-        "label",
-        "on_ended",
-        "on_token",
-        "prompt",
-        "request",
-        "tokens",
-    )
-
-    def __init__(
-        self,
-        request: Request,
-        prompt: EngineRequest,
-        arrived_ns: int,
-        on_ended: Callable[["Call"], None],
-        on_token: Callable[["Call"], None] | None = None,
-        label: str = "",
-    ) -> None:
-        self.request = request
-        self.prompt = prompt
-        self.arrived_ns = arrived_ns
-        self.on_ended = on_ended
-        self.on_token = on_token
-        self.label = label
-        self.tokens: list[int] = []
-        self.ended: Ended | None = None
-        self.is_started = False
+__all__ = ["Dispatcher"]
 
 
 class Dispatcher:
@@ -154,9 +117,6 @@ class Dispatcher:
             ValueError: the request is impossible by its own terms.
         """
         now_ns = self._clock.now_ns()
-        # What an image's placeholders hold is not in their ids.
-        if self._prefix_block_tokens and not call.prompt.images:
-            self._name_prefix(call)
         request = call.request
         # Before the answer: admission may itself end what it supersedes.
         self._calls[request.request_id] = call
@@ -169,7 +129,7 @@ class Dispatcher:
             del self._calls[request.request_id]
             if answer.retry_after_ns is None and answer.reason is Reason.NO_ENGINE:
                 answer = self._with_restart_hint(answer)
-            self.ledger.rejected(request, answer)
+            self.ledger.rejected(call, answer)
             return answer
         self._idle.clear()
         self.ledger.admitted(request)
@@ -185,6 +145,20 @@ class Dispatcher:
             self.tell(self.policy.cancel(call.request.request_id, self._clock.now_ns()))
             # What it held may be what others waited for.
             self.wake_idle()
+
+    def stop_text(self, call: Call) -> None:
+        """Ends a call whose text is complete: a stop string was found in it."""
+        call.is_stopped = True
+        self.cancel(call)
+
+    def prefix_names(
+        self, prompt: Sequence[int], tenant: str, adapter: str = ""
+    ) -> tuple[bytes, ...]:
+        """By what names the blocks of a prompt of nothing but text are known."""
+        # What an image's placeholders hold is not in their ids.
+        if not self._prefix_block_tokens:
+            return ()
+        return prefix_hashes(prompt, self._prefix_block_tokens, tenant=tenant, adapter=adapter)
 
     def drain(self) -> None:
         """Refuses new work from now on, and ends what nothing was promised to."""
@@ -257,22 +231,13 @@ class Dispatcher:
                     call.on_token(call)
             elif type(event) is Ended:
                 call = calls.pop(event.request_id)
+                if call.is_stopped and event.outcome is Outcome.CANCELLED:
+                    event = _completed(event)
                 call.ended = event
                 self.ledger.ended(call, event)
                 call.on_ended(call)
         if not calls:
             self._idle.set()
-
-    def _name_prefix(self, call: Call) -> None:
-        """Says by what names the blocks of the prompt are known."""
-        request = call.request
-        names = prefix_hashes(
-            call.prompt.prompt,
-            self._prefix_block_tokens,
-            tenant=request.tenant,
-            adapter=request.adapter,
-        )
-        call.request = dataclasses.replace(request, prefix_hashes=names)
 
     def _with_restart_hint(self, answer: Rejected) -> Rejected:
         return Rejected(
@@ -304,3 +269,10 @@ class Dispatcher:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+
+def _completed(ended: Ended) -> Ended:
+    """The end of a text that its service stopped: to the scheduler, its client's wish."""
+    return dataclasses.replace(
+        ended, outcome=Outcome.COMPLETED, reason=None, finish=FinishReason.STOP
+    )

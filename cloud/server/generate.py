@@ -6,8 +6,9 @@ from itertools import count
 from cloud.engine.api import EngineRequest, Sampling
 from cloud.engine.tokenizer import Tokenizer
 from cloud.scheduler.types import DeadlineCovers, Ended, FinishReason, Rejected, Request
+from cloud.server.call import Call
 from cloud.server.calls import Context
-from cloud.server.dispatcher import Call, Dispatcher
+from cloud.server.dispatcher import Dispatcher
 from cloud.server.identity import Identity
 from cloud.server.next_action import fill_timings
 from cloud.server.refused import CallRefused
@@ -101,6 +102,32 @@ class Generate:
         """
         arrived_ns = self._clock.now_ns()
         message = parse(robot_pb2.GenerateRequest, data)
+        try:
+            call = await self._call(message, identity, context, arrived_ns)
+        except CallRefused as refused:
+            request_class = _CLASSES.get(message.priority, RequestClass.STANDARD)
+            self._dispatcher.ledger.refuse(request_class, identity.tenant, refused)
+            raise
+        answer = self._dispatcher.submit(call)
+        if isinstance(answer, Rejected):
+            raise CallRefused.of_rejected(answer)
+        try:
+            await self._stream(call, StopFilter(message.stop), context)
+        finally:
+            self._dispatcher.cancel(call)
+
+    async def _call(
+        self,
+        message: robot_pb2.GenerateRequest,
+        identity: Identity,
+        context: Context,
+        arrived_ns: int,
+    ) -> _TextCall:
+        """The request that `message` means.
+
+        Raises:
+            CallRefused: it is malformed, or not allowed.
+        """
         check_generate(message)
         request_class = _CLASSES[message.priority]
         identity.require_class(request_class)
@@ -114,6 +141,7 @@ class Generate:
             max_output_tokens=message.max_tokens,
             deadline_ns=self._deadline_ns(message, request_class, arrived_ns, context),
             deadline_covers=DeadlineCovers.FIRST_TOKEN,
+            prefix_hashes=self._dispatcher.prefix_names(prompt, identity.tenant),
         )
         sampling = Sampling(
             temperature=message.temperature,
@@ -121,14 +149,7 @@ class Generate:
             seed=message.seed,
             stop_tokens=self._eos_tokens,
         )
-        call = _TextCall(request, EngineRequest(request_id, prompt, sampling), arrived_ns)
-        answer = self._dispatcher.submit(call)
-        if isinstance(answer, Rejected):
-            raise CallRefused.of_rejected(answer)
-        try:
-            await self._stream(call, StopFilter(message.stop), context)
-        finally:
-            self._dispatcher.cancel(call)
+        return _TextCall(request, EngineRequest(request_id, prompt, sampling), arrived_ns)
 
     async def _tokens(self, prompt: str) -> tuple[int, ...]:
         """The prompt's tokens; a long text holds up nobody else meanwhile.
@@ -184,11 +205,10 @@ class Generate:
             if text:
                 await self._write(context, robot_pb2.GenerateResponse(text=text))
             if stop.is_stopped:
-                self._dispatcher.cancel(call)
+                self._dispatcher.stop_text(call)
                 break
         ended = call.ended
-        is_done = stop.is_stopped or (ended is not None and ended.outcome is Outcome.COMPLETED)
-        if ended is None or not is_done:
+        if ended is None or not (stop.is_stopped or ended.outcome is Outcome.COMPLETED):
             raise self._dispatcher.why_not(ended)
         text = stop.push(detokenizer.finish(), is_last=True)
         await self._write(context, self._last(call, ended, text, is_stopped=stop.is_stopped))
@@ -213,7 +233,7 @@ class Generate:
             async with asyncio.timeout(self._write_timeout_s):
                 await context.write(message.SerializeToString())
         except TimeoutError:
-            raise CallRefused(
+            raise CallRefused.stream_ended(
                 Reason.CANCELLED,
                 f"nothing was read for {self._write_timeout_s:g} s; the stream is dropped",
             ) from None

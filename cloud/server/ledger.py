@@ -3,22 +3,28 @@
 import math
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
 from cloud.scheduler.types import Ended, Rejected, Request
+from cloud.server.refused import CallRefused
 from headway.clock import s_from_ns
-from headway.outcome import Outcome, RequestClass
+from headway.outcome import Outcome, Reason, RequestClass
 
 if TYPE_CHECKING:
-    from cloud.server.dispatcher import Call
+    from cloud.server.call import Call
     from headway.telemetry.metrics import Metrics
 
 __all__ = ["Ledger", "StepTimes", "quantile"]
 
 _log = structlog.get_logger()
 _NUM_KEPT = 1000
+_Key: TypeAlias = tuple[RequestClass, str]
+# Plain texts for the log, looked up: an enum works its value out each time.
+_LABELS = {one: one.label for one in RequestClass}
+_OUTCOMES = {one: one.value for one in Outcome}
+_REASONS: dict[Reason | None, str] = {None: "", **{one: one.value for one in Reason}}
 
 
 def quantile(values: Iterable[int], share: float) -> int:
@@ -49,7 +55,7 @@ class StepTimes:
 class Ledger:
     """Tells metrics and log what became of requests, and keeps the latest latencies.
 
-    The scheduler itself counts; see its snapshot.
+    The scheduler itself counts; see its snapshot. Here is what it cannot know.
 
     Args:
         metrics: where to count. None: nobody asked for metrics.
@@ -57,10 +63,15 @@ class Ledger:
     Attributes:
         latencies_ns: arrival to answer of the latest completed requests, by class
             and tenant.
+        refused: requests that were refused before the scheduler was asked.
+        stopped: texts that a stop string ended; the scheduler, which knows no text,
+            takes them for cancelled.
     """
 
     def __init__(self, metrics: "Metrics | None" = None) -> None:
-        self.latencies_ns: dict[tuple[RequestClass, str], deque[int]] = {}
+        self.latencies_ns: dict[_Key, deque[int]] = {}
+        self.refused: dict[_Key, dict[Reason, int]] = {}
+        self.stopped: dict[_Key, int] = {}
         self._metrics = metrics
 
     def admitted(self, request: Request) -> None:
@@ -68,17 +79,38 @@ class Ledger:
         if self._metrics is not None:
             self._metrics.admitted(request.request_class, request.tenant)
 
-    def rejected(self, request: Request, answer: Rejected) -> None:
+    def rejected(self, call: "Call", answer: Rejected) -> None:
         """The scheduler said no."""
+        request = call.request
         if self._metrics is not None:
             self._metrics.rejected(request.request_class, request.tenant, answer.reason)
+        _log_refused(
+            request.request_class, request.tenant, call.label, answer.reason, answer.message
+        )
+
+    def refuse(self, request_class: RequestClass, tenant: str, refused: CallRefused) -> None:
+        """A request ended before the scheduler was asked; without effect where it did not."""
+        if refused.is_counted:
+            return
+        refused.is_counted = True
+        counts = self.refused.setdefault((request_class, tenant), {})
+        counts[refused.reason] = counts.get(refused.reason, 0) + 1
+        if self._metrics is not None:
+            self._metrics.rejected(request_class, tenant, refused.reason)
+        _log_refused(request_class, tenant, refused.label, refused.reason, refused.message)
 
     def ended(self, call: "Call", ended: Ended) -> None:
         """An admitted request came to its end."""
         request = call.request
+        key = (request.request_class, request.tenant)
         total_ns = ended.at_ns - call.arrived_ns
         if ended.outcome is Outcome.COMPLETED:
-            self._latencies(request).append(total_ns)
+            kept = self.latencies_ns.get(key)
+            if kept is None:
+                kept = self.latencies_ns[key] = deque(maxlen=_NUM_KEPT)
+            kept.append(total_ns)
+            if call.is_stopped:
+                self.stopped[key] = self.stopped.get(key, 0) + 1
         if self._metrics is not None:
             self._metrics.finished(
                 request.request_class,
@@ -98,10 +130,10 @@ class Ledger:
             "request_finished",
             request_id=request.request_id,
             label=call.label,
-            request_class=request.request_class.label,
+            request_class=_LABELS[request.request_class],
             tenant=request.tenant,
-            outcome=ended.outcome.value,
-            reason=ended.reason.value if ended.reason is not None else "",
+            outcome=_OUTCOMES[ended.outcome],
+            reason=_REASONS[ended.reason],
             prompt_tokens=ended.prompt_tokens,
             output_tokens=ended.output_tokens,
             queue_s=s_from_ns(ended.queue_ns),
@@ -110,9 +142,15 @@ class Ledger:
             total_s=s_from_ns(total_ns),
         )
 
-    def _latencies(self, request: Request) -> deque[int]:
-        key = (request.request_class, request.tenant)
-        kept = self.latencies_ns.get(key)
-        if kept is None:
-            kept = self.latencies_ns[key] = deque(maxlen=_NUM_KEPT)
-        return kept
+
+def _log_refused(
+    request_class: RequestClass, tenant: str, label: str, reason: Reason, message: str
+) -> None:
+    _log.info(
+        "request_refused",
+        label=label,
+        request_class=_LABELS[request_class],
+        tenant=tenant,
+        reason=_REASONS[reason],
+        message=message,
+    )

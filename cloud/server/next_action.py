@@ -9,7 +9,8 @@ from itertools import count
 from cloud.engine.api import EngineRequest, Sampling
 from cloud.scheduler.types import DeadlineCovers, Ended, Rejected, Request
 from cloud.server.action import ActionCodec, Embodiment
-from cloud.server.dispatcher import Call, Dispatcher
+from cloud.server.call import Call
+from cloud.server.dispatcher import Dispatcher
 from cloud.server.identity import Identity
 from cloud.server.refused import CallRefused
 from cloud.server.validation import budget_ns, check_observation
@@ -107,20 +108,18 @@ class ActionRequests:
         Raises:
             CallRefused: it is malformed, not allowed, or was not admitted.
         """
-        identity.require_class(RequestClass.INTERACTIVE)
-        identity.require_adapter(self._adapter)
-        check_observation(observation, sees_images=self._sees_images, prefix=prefix)
-        deadline_ns = call_deadline_ns
-        if observation.HasField("budget"):
-            budget_deadline_ns = arrived_ns + budget_ns(prefix + "budget", observation.budget)
-            if deadline_ns is None or budget_deadline_ns < deadline_ns:
-                deadline_ns = budget_deadline_ns
-        if deadline_ns is None:
-            raise CallRefused.invalid(
-                prefix + "budget", "missing, and the call has no deadline; expected one of the two"
-            )
         robot = (identity.tenant, robot_id)
-        prompt = self._codec.prompt(embodiment, observation)
+        try:
+            identity.require_class(RequestClass.INTERACTIVE)
+            identity.require_adapter(self._adapter)
+            check_observation(observation, sees_images=self._sees_images, prefix=prefix)
+            deadline_ns = _deadline_ns(observation, arrived_ns, call_deadline_ns, prefix)
+            prompt = self._codec.prompt(embodiment, observation)
+        except CallRefused as refused:
+            # Its id may be what is wrong.
+            refused.label = f"{robot_id}/{observation.observation_id[:64]}"
+            self.refuse(identity, refused)
+            raise
         request_id = f"action-{next(self._numbers)}"
         request = Request(
             request_id=request_id,
@@ -131,6 +130,7 @@ class ActionRequests:
             deadline_ns=deadline_ns,
             deadline_covers=DeadlineCovers.LAST_TOKEN,
             has_fixed_output=True,
+            prefix_hashes=self._dispatcher.prefix_names(prompt, identity.tenant, self._adapter),
             adapter=self._adapter,
             supersedes=self._superseded_by_next(robot),
         )
@@ -151,6 +151,10 @@ class ActionRequests:
             self._forget(call)
             raise CallRefused.of_rejected(answer)
         return call
+
+    def refuse(self, identity: Identity, refused: CallRefused) -> None:
+        """Counts a request that was refused before the scheduler was asked."""
+        self._dispatcher.ledger.refuse(RequestClass.INTERACTIVE, identity.tenant, refused)
 
     def release(self, call: ActionCall) -> None:
         """Lets go of a call, however it stands. May be called twice."""
@@ -191,6 +195,24 @@ class ActionRequests:
         self._codec.fill(chunk, call.embodiment, call.tokens)
         chunk.observation_id = call.observation_id
         fill_timings(chunk.timings, ended, ended.at_ns - call.arrived_ns)
+
+
+def _deadline_ns(
+    observation: robot_pb2.Observation, arrived_ns: int, call_deadline_ns: int | None, prefix: str
+) -> int:
+    """The earlier one of the observation's and the call's deadline.
+
+    Raises:
+        CallRefused: INVALID, there is neither, or the budget is impossible.
+    """
+    if observation.HasField("budget"):
+        deadline_ns = arrived_ns + budget_ns(prefix + "budget", observation.budget)
+        return deadline_ns if call_deadline_ns is None else min(deadline_ns, call_deadline_ns)
+    if call_deadline_ns is None:
+        raise CallRefused.invalid(
+            prefix + "budget", "missing, and the call has no deadline; expected one of the two"
+        )
+    return call_deadline_ns
 
 
 def fill_timings(timings: robot_pb2.Timings, ended: Ended, total_ns: int) -> None:

@@ -1,6 +1,6 @@
 """OperationsService: the state of the server, for the people who run it."""
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Protocol
 
 import grpc
@@ -9,11 +9,12 @@ from cloud.scheduler.snapshot import ReplicaSnapshot, Snapshot, TenantSnapshot
 from cloud.server.calls import CallGate, Context
 from cloud.server.dispatcher import Dispatcher
 from cloud.server.identity import Identity
-from cloud.server.ledger import quantile
+from cloud.server.ledger import Ledger, quantile
 from cloud.server.replica import Replica
 from cloud.server.validation import parse
 from headway import __version__
 from headway.clock import Clock
+from headway.outcome import Reason
 from headway.rpc.status import duration_from_ns
 from headway.v1 import operations_pb2
 
@@ -62,16 +63,12 @@ class OperationsService:
         now_ns = self._clock.now_ns()
         snapshot = self._scheduler.snapshot(now_ns)
         by_replica = {one.replica_id: one for one in snapshot.replicas}
-        latencies_ns = self._dispatcher.ledger.latencies_ns
         return operations_pb2.GetStatusResponse(
             version=__version__,
             uptime=duration_from_ns(now_ns - self._ready_ns),
             model=self._model,
             draining=self._dispatcher.is_draining,
-            classes=[
-                _class_status(one, latencies_ns.get((one.request_class, one.tenant), ()))
-                for one in snapshot.tenants
-            ],
+            classes=_classes(snapshot.tenants, self._dispatcher.ledger),
             replicas=[
                 _replica_status(replica, by_replica.get(replica.replica_id))
                 for replica in self._dispatcher.replicas
@@ -84,18 +81,35 @@ class OperationsService:
         return self.status().SerializeToString()
 
 
-def _class_status(
-    counts: TenantSnapshot, latencies_ns: Collection[int]
-) -> operations_pb2.ClassStatus:
+def _classes(known: Iterable[TenantSnapshot], ledger: Ledger) -> list[operations_pb2.ClassStatus]:
+    """What the scheduler counted, and what the ledger knows beside it."""
+    found = {(one.request_class, one.tenant): _class_status(one, ledger) for one in known}
+    for key, refused in ledger.refused.items():
+        request_class, tenant = key
+        status = found.setdefault(
+            key, operations_pb2.ClassStatus(request_class=request_class.label, tenant=tenant)
+        )
+        for one in status.rejected:
+            one.count += refused.get(Reason(one.reason), 0)
+        counted = {one.reason for one in status.rejected}
+        for reason in sorted(refused.keys() - counted):
+            status.rejected.add(reason=reason.value, count=refused[reason])
+    return [found[key] for key in sorted(found)]
+
+
+def _class_status(counts: TenantSnapshot, ledger: Ledger) -> operations_pb2.ClassStatus:
+    key = (counts.request_class, counts.tenant)
+    latencies_ns = ledger.latencies_ns.get(key, ())
+    num_stopped = ledger.stopped.get(key, 0)
     return operations_pb2.ClassStatus(
         request_class=counts.request_class.label,
         tenant=counts.tenant,
         queued=counts.num_waiting,
         running=counts.num_running,
         admitted=counts.admitted,
-        completed=counts.completed,
+        completed=counts.completed + num_stopped,
         missed=counts.missed,
-        cancelled=counts.cancelled,
+        cancelled=counts.cancelled - num_stopped,
         failed=counts.failed,
         rejected=[
             operations_pb2.ReasonCount(reason=reason.value, count=count)

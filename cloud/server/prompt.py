@@ -19,10 +19,12 @@ def observation_text(embodiment: str, observation: robot_pb2.Observation) -> str
     if observation.task:
         lines.append(f"task {observation.task}")
     for source in observation.state:
-        age = source.age
-        age_ms = age.seconds * 1000 + age.nanos // 1_000_000
-        name = f"{source.name} {age_ms}ms" if age_ms else source.name
-        values = " ".join([f"{named.name}={named.value:.4g}" for named in source.values])
-        lines.append(f"{name} {values}")
+        words = [source.name]
+        if source.HasField("age"):
+            age_ms = source.age.seconds * 1000 + source.age.nanos // 1_000_000
+            if age_ms:
+                words.append(f"{age_ms}ms")
+        words += [f"{named.name}={named.value:.4g}" for named in source.values]
+        lines.append(" ".join(words))
     lines.append("actions")
     return "\n".join(lines)

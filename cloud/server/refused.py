@@ -30,6 +30,9 @@ class CallRefused(Exception):  # noqa: N818 - an expected answer, and no error o
         field: path of the field at fault, or empty.
         retry_after_ns: earliest span after which asking again makes sense.
         predicted_ns: span until the answer would have been there.
+        is_counted: what became of its request is in the ledger already, or no
+            request ends with it.
+        label: what a person knows the request by, for the log.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class CallRefused(Exception):  # noqa: N818 - an expected answer, and no error o
         field: str = "",
         retry_after_ns: int | None = None,
         predicted_ns: int | None = None,
+        is_counted: bool = False,
     ) -> None:
         super().__init__(message)
         self.reason = reason
@@ -47,11 +51,18 @@ class CallRefused(Exception):  # noqa: N818 - an expected answer, and no error o
         self.field = field
         self.retry_after_ns = retry_after_ns
         self.predicted_ns = predicted_ns
+        self.is_counted = is_counted
+        self.label = ""
 
     @classmethod
     def invalid(cls, field: str, problem: str) -> "CallRefused":
         """The call is wrong at `field`: `problem` says what was got and expected."""
         return cls(Reason.INVALID, f"{field}: {problem}", field=field)
+
+    @classmethod
+    def stream_ended(cls, reason: Reason, message: str) -> "CallRefused":
+        """Ends a stream, and not a request: each of those comes to an end of its own."""
+        return cls(reason, message, is_counted=True)
 
     @classmethod
     def of_rejected(cls, rejected: Rejected) -> "CallRefused":
@@ -61,6 +72,7 @@ class CallRefused(Exception):  # noqa: N818 - an expected answer, and no error o
             rejected.message,
             retry_after_ns=rejected.retry_after_ns,
             predicted_ns=rejected.predicted_ns,
+            is_counted=True,
         )
 
     @classmethod
@@ -74,6 +86,7 @@ class CallRefused(Exception):  # noqa: N818 - an expected answer, and no error o
             reason,
             _MESSAGES.get(reason, f"ended as {ended.outcome}: {reason}"),
             retry_after_ns=retry_after_ns,
+            is_counted=True,
         )
 
 

@@ -10,7 +10,7 @@ import structlog
 
 from cloud.engine.api import Engine, EngineDescription, EngineLostError, EngineRequest
 from cloud.scheduler.policy import Policy
-from cloud.scheduler.types import Event, ReplicaSpec, StepPlan
+from cloud.scheduler.types import Event, ReplicaSpec, StepPlan, StepResult
 from cloud.server.ledger import StepTimes
 from headway.clock import Clock, s_from_ns
 from headway.cost_model import StepShape
@@ -58,7 +58,10 @@ class Replica:
         on_change: called after the replica went up or down.
 
     Attributes:
-        is_waiting: its engine has nothing to do; `wake` has it plan again.
+        is_up: it can be given work.
+        down_reason: why not, where it is not.
+        description: of the engine, once it was started.
+        times: of the latest steps.
     """
 
     def __init__(
@@ -76,7 +79,6 @@ class Replica:
     ) -> None:
         self.replica_id = replica_id
         self.is_up = False
-        self.is_waiting = False
         self.down_reason = "not started"
         self.description: EngineDescription | None = None
         self.times = times
@@ -92,13 +94,20 @@ class Replica:
         self._engine: Engine | None = None
         self._opened: set[str] = set()
         self._unsent_closed: tuple[str, ...] = ()
-        self._woken = asyncio.Event()
+        self._waking: asyncio.Future[None] | None = None  # While it waits for `wake`.
         self._sent_ns: int | None = None  # When the step that runs was sent.
         self._predicted_ns = 0  # What it was to take.
 
+    @property
+    def is_waiting(self) -> bool:
+        """Its engine has nothing to do; `wake` has it plan again."""
+        return self._waking is not None
+
     def wake(self) -> None:
         """Says that there may be something to plan."""
-        self._woken.set()
+        waking, self._waking = self._waking, None
+        if waking is not None and not waking.done():
+            waking.set_result(None)
 
     def restart_hint_ns(self) -> int:
         """Earliest span after which this replica may be up."""
@@ -226,7 +235,7 @@ class Replica:
             result_ns = clock.now_ns()
             # What promises are made of is the time from plan to plan: planning, the
             # way there and back and a busy loop delay a token as much as the engine.
-            spent = dataclasses.replace(result, elapsed_ns=result_ns - began_ns)
+            spent = StepResult(result.step_id, result.outputs, result_ns - began_ns)
             host.tell(policy.commit(replica_id, spent, result_ns))
             host.wake_idle()
             if logs_steps:
@@ -263,15 +272,15 @@ class Replica:
 
     async def _wait(self, longest_s: float | None) -> None:
         """Waits until `wake`, or for so long."""
-        self._woken.clear()
-        self.is_waiting = True
+        loop = asyncio.get_running_loop()
+        waking = self._waking = loop.create_future()
+        timer = None if longest_s is None else loop.call_later(longest_s, self.wake)
         try:
-            async with asyncio.timeout(longest_s):
-                await self._woken.wait()
-        except TimeoutError:
-            pass
+            await waking
         finally:
-            self.is_waiting = False
+            self._waking = None
+            if timer is not None:
+                timer.cancel()
 
 
 def _log_step(plan: StepPlan, elapsed_ns: int) -> None:

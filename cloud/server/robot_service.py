@@ -15,6 +15,7 @@ from cloud.server.next_action import ActionCall, ActionRequests
 from cloud.server.session import Sessions
 from cloud.server.validation import check_id, parse
 from headway.clock import Clock, ns_from_s
+from headway.outcome import RequestClass
 from headway.v1 import robot_pb2
 
 __all__ = ["ROBOT_SERVICE", "RobotService"]
@@ -53,12 +54,14 @@ class RobotService:
         return grpc.method_handlers_generic_handler(
             ROBOT_SERVICE,
             {
-                "NextAction": grpc.unary_unary_rpc_method_handler(gate.unary(self._next_action)),
+                "NextAction": grpc.unary_unary_rpc_method_handler(
+                    gate.unary(self._next_action, RequestClass.INTERACTIVE)
+                ),
                 "Session": grpc.stream_stream_rpc_method_handler(
-                    gate.streaming(self.sessions.serve)
+                    gate.streaming(self.sessions.serve, RequestClass.INTERACTIVE)
                 ),
                 "Generate": grpc.unary_stream_rpc_method_handler(
-                    gate.streaming(self._generate.serve)
+                    gate.streaming(self._generate.serve, RequestClass.STANDARD)
                 ),
             },
         )

@@ -82,7 +82,7 @@ class Sessions:
     def close(self) -> None:
         """Ends every stream: the server goes."""
         for session in self._open:
-            session.end(CallRefused(Reason.DRAINING, "the server is being shut down"))
+            session.end(CallRefused.stream_ended(Reason.DRAINING, "the server is being shut down"))
 
 
 class RobotSession:
@@ -169,7 +169,11 @@ class RobotSession:
             self.end()  # The peer is gone; nobody is left to be told.
         except Exception:
             _log.exception("session_failed")
-            self.end(CallRefused(Reason.INTERNAL, "internal error; the server's log says more"))
+            self.end(
+                CallRefused.stream_ended(
+                    Reason.INTERNAL, "internal error; the server's log says more"
+                )
+            )
 
     async def _read(self) -> None:
         # The stubs of gRPC forget that the end of a stream is no message.
@@ -205,7 +209,9 @@ class RobotSession:
                 observation_id = message.observation.observation_id
                 self._ask(message.observation)
             elif kind == "hello":
-                raise CallRefused(Reason.CONFLICT, "hello: only the first message may be one")
+                raise CallRefused.stream_ended(
+                    Reason.CONFLICT, "hello: only the first message may be one"
+                )
             elif kind is None:
                 raise CallRefused.invalid("message", "none of the contract's is set")
         except CallRefused as refused:
@@ -235,6 +241,7 @@ class RobotSession:
         """Tells a "no" as a message, or ends the stream where there is none for it."""
         if not STATUS_TABLE[refused.reason].wire:
             raise refused
+        self._sessions.requests.refuse(self._identity, refused)
         # Only an id that could stand in a log is sent back.
         name = observation_id if observation_id.isascii() and observation_id.isprintable() else ""
         self._send(robot_pb2.SessionResponse(rejection=rejection(name[:64], refused)))
@@ -242,7 +249,7 @@ class RobotSession:
     def _send(self, answer: robot_pb2.SessionResponse | ActionCall) -> None:
         if len(self._outbox) >= self._sessions.server.send_queue_messages:
             self.end(
-                CallRefused(
+                CallRefused.stream_ended(
                     Reason.CANCELLED,
                     f"{len(self._outbox)} answers wait unread; the stream is dropped",
                 )
@@ -286,12 +293,12 @@ class RobotSession:
             await asyncio.sleep(server.heartbeat_interval_s)
             now_ns = self._clock.now_ns()
             if now_ns - self._heard_ns > idle_ns and not self._is_half_closed:
-                raise CallRefused(
+                raise CallRefused.stream_ended(
                     Reason.CANCELLED,
                     f"silent for {server.idle_timeout_s:g} s; send heartbeats",
                 )
             if self._write_began_ns is not None and now_ns - self._write_began_ns > write_ns:
-                raise CallRefused(
+                raise CallRefused.stream_ended(
                     Reason.CANCELLED,
                     f"nothing was read for {server.write_timeout_s:g} s; the stream is dropped",
                 )

@@ -134,9 +134,11 @@ def check_observation(
         )
     _check_count(prefix + "state", "state sources", len(state), MAX_STATE_SOURCES)
     _check_count(prefix + "images", "images", len(images), MAX_IMAGES)
-    num_values = sum([len(source.values) for source in state])
+    # Kept while they are looked at: protobuf makes a new object each time that it is asked.
+    sources = list(state)
+    num_values = sum([len(source.values) for source in sources])
     _check_count(prefix + "state.values", "state values", num_values, MAX_STATE_VALUES)
-    for source in state:
+    for source in sources:
         _check_source(prefix, source)
     for image in images:
         _check_image(prefix, image)
@@ -152,23 +154,27 @@ def _check_count(field: str, what: str, count: int, most: int) -> None:
 
 
 def _check_source(prefix: str, source: robot_pb2.StateSource) -> None:
-    name = source.name
-    _check_name(prefix + "state.name", name)
-    if not source.values:
-        raise CallRefused.invalid(prefix + "state.values", f"source '{name}' has no values")
-    for named in source.values:
+    if not _is_name(source.name):
+        raise _no_name(prefix + "state.name", source.name)
+    values = source.values
+    if not values:
+        raise CallRefused.invalid(prefix + "state.values", f"source '{source.name}' has no values")
+    for named in values:
         if not isfinite(named.value):
             raise CallRefused.invalid(
                 prefix + "state.values.value",
-                f"{_shown(named.name)} of source '{name}' must be finite, got {named.value}",
+                f"{_shown(named.name)} of source '{source.name}' must be finite, got {named.value}",
             )
-        _check_name(prefix + "state.values.name", named.name)
+        name = named.name
+        if not (0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable()):  # As `_is_name`.
+            raise _no_name(prefix + "state.values.name", name)
     if source.HasField("age"):
         _check_age(prefix + "state.age", source.age)
 
 
 def _check_image(prefix: str, image: robot_pb2.Image) -> None:
-    _check_name(prefix + "images.name", image.name)
+    if not _is_name(image.name):
+        raise _no_name(prefix + "images.name", image.name)
     if not (image.width and image.height):
         raise CallRefused.invalid(
             prefix + "images",
@@ -223,11 +229,14 @@ def check_generate(request: robot_pb2.GenerateRequest) -> None:
         )
 
 
-def _check_name(field: str, name: str) -> None:
-    if not (0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable()):
-        raise CallRefused.invalid(
-            field, f"must be 1 to {MAX_NAME_CHARACTERS} printable characters, got {_shown(name)}"
-        )
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable()
+
+
+def _no_name(field: str, name: str) -> CallRefused:
+    return CallRefused.invalid(
+        field, f"must be 1 to {MAX_NAME_CHARACTERS} printable characters, got {_shown(name)}"
+    )
 
 
 def _check_age(field: str, age: Duration) -> None:

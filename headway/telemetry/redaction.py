@@ -7,7 +7,7 @@ from typing import Any
 
 from structlog.typing import EventDict
 
-__all__ = ["REDACTED", "redact"]
+__all__ = ["REDACTED", "is_secret", "may_hold_credential", "redact"]
 
 REDACTED = "[redacted]"
 
@@ -32,9 +32,16 @@ _MAX_DEPTH = 6
 
 
 @lru_cache(maxsize=1024)
-def _is_secret(name: str) -> bool:
+def is_secret(name: str) -> bool:
+    """Whether a fact of this name is a credential, whatever its value."""
     plain = name.lower().replace("-", "_").replace(" ", "_")
     return plain in _NAMES or plain in _TOKENS or plain.endswith(_ENDINGS)
+
+
+def may_hold_credential(text: str) -> bool:
+    """The cheap look, for nearly every text is clean: whether a credential may stand in it."""
+    lower = text.lower()
+    return "bearer" in lower or "basic" in lower
 
 
 def redact(logger: object, method: str, event: EventDict) -> EventDict:
@@ -44,7 +51,7 @@ def redact(logger: object, method: str, event: EventDict) -> EventDict:
     for key, value in event.items():
         kind = type(value)
         if kind is int or kind is float or kind is bool or value is None:
-            if _is_secret(key):
+            if is_secret(key):
                 event[key] = REDACTED
         else:
             event[key] = _clean(key, value, 0)
@@ -52,13 +59,10 @@ def redact(logger: object, method: str, event: EventDict) -> EventDict:
 
 
 def _clean(key: str, value: Any, depth: int) -> Any:
-    if _is_secret(key):
+    if is_secret(key):
         return REDACTED
     if isinstance(value, str):
-        # The cheap look first: nearly every text is clean.
-        if "earer" in value or "asic" in value or "EARER" in value or "ASIC" in value:
-            return _SCHEME.sub(rf"\1 {REDACTED}", value)
-        return value
+        return _SCHEME.sub(rf"\1 {REDACTED}", value) if may_hold_credential(value) else value
     if depth >= _MAX_DEPTH:
         return REDACTED
     if isinstance(value, Mapping):

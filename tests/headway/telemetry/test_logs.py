@@ -189,3 +189,49 @@ def test_importing_headway_configures_nothing() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout == "[] False\n"
+
+
+@pytest.mark.parametrize("text", ["sent bEaReR hunter2x", 'a "Basic hunter2x" header'])
+def test_a_credential_in_a_plain_fact_never_reaches_a_line(text: str) -> None:
+    """However it is written, and also where all facts are texts and numbers."""
+    stream = io.StringIO()
+    configure_logging("json", "info", stream)
+    structlog.get_logger().info("x", note=text, number=1)
+    (line,) = lines_of(stream)
+    assert line["note"].startswith(text[:6])
+    assert "hunter2" not in line["note"]
+    assert REDACTED in line["note"]
+
+
+def test_a_fact_with_a_reserved_name_does_not_displace_the_line_s_own() -> None:
+    """When and how severe is for the logger to say."""
+    stream = io.StringIO()
+    configure_logging("json", "info", stream)
+    structlog.get_logger().info("x", level="fatal", timestamp="yesterday", exc_info=None)
+    (line,) = lines_of(stream)
+    assert (line["level"], line["event"]) == ("info", "x")
+    assert line["timestamp"].endswith("Z")
+    assert "exc_info" not in line
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "expected"),
+    [
+        (0, "1970-01-01T00:00:00.000000Z"),
+        # The leap day of a year that only the rule of 400 makes one.
+        (951_782_400_000_000_000, "2000-02-29T00:00:00.000000Z"),
+        (1_700_000_000_123_456_789, "2023-11-14T22:13:20.123456Z"),
+        (1_700_000_000_999_999_999, "2023-11-14T22:13:20.999999Z"),
+        (1_700_000_001_000_000_000, "2023-11-14T22:13:21.000000Z"),
+    ],
+)
+def test_time_of_a_line_is_utc_with_microseconds(
+    monkeypatch: pytest.MonkeyPatch, time_ns: int, expected: str
+) -> None:
+    """ISO 8601, always of one length."""
+    stream = io.StringIO()
+    configure_logging("json", "info", stream)
+    structlog.get_logger().info("now")
+    monkeypatch.setattr("time.time_ns", lambda: time_ns)
+    structlog.get_logger().info("then")
+    assert lines_of(stream)[1]["timestamp"] == expected
