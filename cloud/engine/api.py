@@ -80,6 +80,7 @@ class EngineDescription:
     vocabulary_tokens: int
     kv_bytes_per_token: int
     num_swap_blocks: int = 0  # Host memory for swapped KV.
+    swap_block_ns: float = 0.0  # Measured time to copy a block there or back; 0 without any.
     # Steps measured on this machine, for the fit of the cost model.
     calibration: tuple[MeasuredStep, ...] = ()
 

@@ -3,14 +3,17 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 
 from cloud.engine.api import EngineDescription, EngineRequest, Executor
 from cloud.scheduler.types import ScheduledItem, StepPlan
 from headway.cost_model import MeasuredStep, StepShape
 
-__all__ = ["measure_steps"]
+__all__ = ["measure_steps", "measure_swap_ns"]
 
 _MAX_ROUNDS = 5
+# Blocks that are copied at once, and how often, to measure what one takes.
+_SWAP_BLOCKS, _SWAP_REPEATS = 16, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +104,19 @@ def _run(executor: Executor, probe: _Probe) -> int:
     closed = tuple(request.request_id for request in opened)
     executor.execute(StepPlan("calibration", 2, (), closed), ())
     return elapsed_ns
+
+
+def measure_swap_ns(executor: Executor) -> float:
+    """Time to copy one block of KV to host memory or back, the median of several; 0 where
+    there is no host memory. Overwrites KV: before the first request.
+    """
+    description = executor.describe()
+    num = min(_SWAP_BLOCKS, description.num_swap_blocks, description.num_blocks)
+    if not num:
+        return 0.0
+    pairs = tuple((block, block) for block in range(num))
+    times = []
+    for step_id in range(_SWAP_REPEATS):
+        plan = StepPlan("calibration", step_id, (), swap_out=pairs, swap_in=pairs)
+        times.append(executor.execute(plan, ()).elapsed_ns / (2 * num))
+    return median(times)

@@ -46,7 +46,7 @@ def main(socket_path: str) -> int:
 
 def _prepare(spec: EngineSpec) -> tuple[Executor, EngineDescription]:
     """Loads, tests and measures; the executor, and what is to be said of it."""
-    from cloud.engine.calibration import measure_steps
+    from cloud.engine.calibration import measure_steps, measure_swap_ns
 
     executor = make_executor(spec)
     description = executor.describe()
@@ -58,7 +58,9 @@ def _prepare(spec: EngineSpec) -> tuple[Executor, EngineDescription]:
             self_test(executor)
             check_reference(executor, Path(spec.model_folder))
         description = replace(
-            description, calibration=measure_steps(executor, budget_s=spec.calibration_s)
+            description,
+            calibration=measure_steps(executor, budget_s=spec.calibration_s),
+            swap_block_ns=measure_swap_ns(executor),
         )
     # What is alive now lives as long as the process: a collection need not look at it.
     gc.collect()

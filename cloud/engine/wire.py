@@ -162,6 +162,7 @@ def encode_description(description: EngineDescription) -> pb.DescribeResponse:
         block_tokens=description.block_tokens,
         num_blocks=description.num_blocks,
         num_swap_blocks=description.num_swap_blocks,
+        swap_block_ns=description.swap_block_ns,
         vocabulary_tokens=description.vocabulary_tokens,
         kv_bytes_per_token=description.kv_bytes_per_token,
         calibration=[
@@ -189,6 +190,7 @@ def decode_description(message: pb.DescribeResponse) -> EngineDescription:
         vocabulary_tokens=message.vocabulary_tokens,
         kv_bytes_per_token=message.kv_bytes_per_token,
         num_swap_blocks=message.num_swap_blocks,
+        swap_block_ns=message.swap_block_ns,
         calibration=tuple(
             MeasuredStep(
                 StepShape(step.prefill_tokens, step.prefill_pairs, step.decodes, step.kv_tokens),

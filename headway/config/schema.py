@@ -180,6 +180,12 @@ class EngineSettings(Section):
         description="CPU threads of an engine; 0 takes one less than the cores, at least 1.",
     )
     kv_tokens: int = Field(16384, ge=1, description="Room for KV, in tokens, of an engine.")
+    swap_tokens: int = Field(
+        0,
+        ge=0,
+        description="Room in host memory, in tokens, for the KV of work that gives way; it is "
+        "used where copying is quicker than computing again. 0: none.",
+    )
     block_tokens: int = Field(16, ge=1, le=1024, description="Tokens in a block of KV.")
     max_context_tokens: int = Field(
         0, ge=0, description="Longest prompt plus output, in tokens; 0 is the model's own limit."
@@ -222,6 +228,11 @@ class EngineSettings(Section):
     def num_blocks(self) -> int:
         """Whole blocks of KV of an engine."""
         return self.kv_tokens // self.block_tokens
+
+    @property
+    def num_swap_blocks(self) -> int:
+        """Whole blocks of host memory for swapped KV."""
+        return self.swap_tokens // self.block_tokens
 
     @property
     def num_threads(self) -> int:

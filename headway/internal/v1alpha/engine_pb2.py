@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%headway/internal/v1alpha/engine.proto\x12\x18headway.internal.v1alpha\"\x11\n\x0f\x44\x65scribeRequest\"\x97\x02\n\x10\x44\x65scribeResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x19\n\x11vocabulary_tokens\x18\x06 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x07 \x01(\r\x12;\n\x0b\x63\x61libration\x18\x08 \x03(\x0b\x32&.headway.internal.v1alpha.MeasuredStep\x12\x0c\n\x04kind\x18\t \x01(\t\x12\x17\n\x0fnum_swap_blocks\x18\n \x01(\r\"u\n\x0cMeasuredStep\x12\x16\n\x0eprefill_tokens\x18\x01 \x01(\x04\x12\x15\n\rprefill_pairs\x18\x02 \x01(\x04\x12\x0f\n\x07\x64\x65\x63odes\x18\x03 \x01(\x04\x12\x11\n\tkv_tokens\x18\x04 \x01(\x04\x12\x12\n\nelapsed_ns\x18\x05 \x01(\x04\"\xbb\x01\n\x0bOpenRequest\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x15\n\rprompt_tokens\x18\x02 \x03(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x13\n\x0bstop_tokens\x18\x06 \x03(\r\x12\x16\n\x0e\x61llowed_tokens\x18\x07 \x03(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12\x15\n\routput_tokens\x18\t \x03(\r\"\xc2\x02\n\x0cStepsRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x35\n\x06opened\x18\x03 \x03(\x0b\x32%.headway.internal.v1alpha.OpenRequest\x12\x0e\n\x06\x63losed\x18\x04 \x03(\r\x12\x0f\n\x07handles\x18\x05 \x03(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x03(\r\x12\x12\n\nnum_tokens\x18\x07 \x03(\r\x12\x0f\n\x07samples\x18\x08 \x03(\x08\x12\x16\n\x0enum_new_blocks\x18\t \x03(\r\x12\x12\n\nnew_blocks\x18\n \x03(\r\x12\x14\n\x0cresets_table\x18\x0b \x03(\x08\x12\x12\n\nis_prefill\x18\x0c \x03(\x08\x12\x10\n\x08swap_out\x18\r \x03(\r\x12\x0f\n\x07swap_in\x18\x0e \x03(\r\"f\n\rStepsResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x0f\n\x07handles\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07stopped\x18\x04 \x03(\x08\x12\x12\n\nelapsed_ns\x18\x05 \x01(\x04\x32\xd0\x01\n\rEngineService\x12\x61\n\x08\x44\x65scribe\x12).headway.internal.v1alpha.DescribeRequest\x1a*.headway.internal.v1alpha.DescribeResponse\x12\\\n\x05Steps\x12&.headway.internal.v1alpha.StepsRequest\x1a\'.headway.internal.v1alpha.StepsResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%headway/internal/v1alpha/engine.proto\x12\x18headway.internal.v1alpha\"\x11\n\x0f\x44\x65scribeRequest\"\xae\x02\n\x10\x44\x65scribeResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x19\n\x11vocabulary_tokens\x18\x06 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x07 \x01(\r\x12;\n\x0b\x63\x61libration\x18\x08 \x03(\x0b\x32&.headway.internal.v1alpha.MeasuredStep\x12\x0c\n\x04kind\x18\t \x01(\t\x12\x17\n\x0fnum_swap_blocks\x18\n \x01(\r\x12\x15\n\rswap_block_ns\x18\x0b \x01(\x01\"u\n\x0cMeasuredStep\x12\x16\n\x0eprefill_tokens\x18\x01 \x01(\x04\x12\x15\n\rprefill_pairs\x18\x02 \x01(\x04\x12\x0f\n\x07\x64\x65\x63odes\x18\x03 \x01(\x04\x12\x11\n\tkv_tokens\x18\x04 \x01(\x04\x12\x12\n\nelapsed_ns\x18\x05 \x01(\x04\"\xbb\x01\n\x0bOpenRequest\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x15\n\rprompt_tokens\x18\x02 \x03(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x13\n\x0bstop_tokens\x18\x06 \x03(\r\x12\x16\n\x0e\x61llowed_tokens\x18\x07 \x03(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12\x15\n\routput_tokens\x18\t \x03(\r\"\xc2\x02\n\x0cStepsRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x35\n\x06opened\x18\x03 \x03(\x0b\x32%.headway.internal.v1alpha.OpenRequest\x12\x0e\n\x06\x63losed\x18\x04 \x03(\r\x12\x0f\n\x07handles\x18\x05 \x03(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x03(\r\x12\x12\n\nnum_tokens\x18\x07 \x03(\r\x12\x0f\n\x07samples\x18\x08 \x03(\x08\x12\x16\n\x0enum_new_blocks\x18\t \x03(\r\x12\x12\n\nnew_blocks\x18\n \x03(\r\x12\x14\n\x0cresets_table\x18\x0b \x03(\x08\x12\x12\n\nis_prefill\x18\x0c \x03(\x08\x12\x10\n\x08swap_out\x18\r \x03(\r\x12\x0f\n\x07swap_in\x18\x0e \x03(\r\"f\n\rStepsResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x0f\n\x07handles\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07stopped\x18\x04 \x03(\x08\x12\x12\n\nelapsed_ns\x18\x05 \x01(\x04\x32\xd0\x01\n\rEngineService\x12\x61\n\x08\x44\x65scribe\x12).headway.internal.v1alpha.DescribeRequest\x1a*.headway.internal.v1alpha.DescribeResponse\x12\\\n\x05Steps\x12&.headway.internal.v1alpha.StepsRequest\x1a\'.headway.internal.v1alpha.StepsResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_start=67
   _globals['_DESCRIBEREQUEST']._serialized_end=84
   _globals['_DESCRIBERESPONSE']._serialized_start=87
-  _globals['_DESCRIBERESPONSE']._serialized_end=366
-  _globals['_MEASUREDSTEP']._serialized_start=368
-  _globals['_MEASUREDSTEP']._serialized_end=485
-  _globals['_OPENREQUEST']._serialized_start=488
-  _globals['_OPENREQUEST']._serialized_end=675
-  _globals['_STEPSREQUEST']._serialized_start=678
-  _globals['_STEPSREQUEST']._serialized_end=1000
-  _globals['_STEPSRESPONSE']._serialized_start=1002
-  _globals['_STEPSRESPONSE']._serialized_end=1104
-  _globals['_ENGINESERVICE']._serialized_start=1107
-  _globals['_ENGINESERVICE']._serialized_end=1315
+  _globals['_DESCRIBERESPONSE']._serialized_end=389
+  _globals['_MEASUREDSTEP']._serialized_start=391
+  _globals['_MEASUREDSTEP']._serialized_end=508
+  _globals['_OPENREQUEST']._serialized_start=511
+  _globals['_OPENREQUEST']._serialized_end=698
+  _globals['_STEPSREQUEST']._serialized_start=701
+  _globals['_STEPSREQUEST']._serialized_end=1023
+  _globals['_STEPSRESPONSE']._serialized_start=1025
+  _globals['_STEPSRESPONSE']._serialized_end=1127
+  _globals['_ENGINESERVICE']._serialized_start=1130
+  _globals['_ENGINESERVICE']._serialized_end=1338
 # @@protoc_insertion_point(module_scope)

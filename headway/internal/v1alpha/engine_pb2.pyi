@@ -51,6 +51,7 @@ class DescribeResponse(_message.Message):
     CALIBRATION_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     NUM_SWAP_BLOCKS_FIELD_NUMBER: _builtins.int
+    SWAP_BLOCK_NS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """Fresh for every start of the engine process."""
     model: _builtins.str
@@ -69,6 +70,10 @@ class DescribeResponse(_message.Message):
     """"torch", "simulated"."""
     num_swap_blocks: _builtins.int
     """Blocks of host memory for swapped KV."""
+    swap_block_ns: _builtins.float
+    """Measured time to copy one block between device and host, either way, in nanoseconds.
+    0 where there are no blocks of host memory.
+    """
     @_builtins.property
     def calibration(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredStep]:
         """Steps that were measured on this machine, for the fit of the cost model."""
@@ -86,10 +91,11 @@ class DescribeResponse(_message.Message):
         calibration: _abc.Iterable[Global___MeasuredStep] | None = ...,
         kind: _builtins.str = ...,
         num_swap_blocks: _builtins.int = ...,
+        swap_block_ns: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "calibration", b"calibration", "incarnation", b"incarnation", "kind", b"kind", "kv_bytes_per_token", b"kv_bytes_per_token", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_blocks", b"num_blocks", "num_swap_blocks", b"num_swap_blocks", "vocabulary_tokens", b"vocabulary_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "calibration", b"calibration", "incarnation", b"incarnation", "kind", b"kind", "kv_bytes_per_token", b"kv_bytes_per_token", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_blocks", b"num_blocks", "num_swap_blocks", b"num_swap_blocks", "swap_block_ns", b"swap_block_ns", "vocabulary_tokens", b"vocabulary_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,10 +1,13 @@
 """Measured steps tell the cost model apart."""
 
+from pathlib import Path
+
 import pytest
 
 from cloud.engine.api import EngineRequest
-from cloud.engine.calibration import measure_steps
+from cloud.engine.calibration import measure_steps, measure_swap_ns
 from cloud.engine.simulated import SimulatedExecutor
+from cloud.engine.torch_executor import TorchExecutor
 from headway.cost_model import CostModel, fit
 from tests.support.executor_driver import ExecutorDriver
 
@@ -28,3 +31,20 @@ def test_no_request_is_left_behind() -> None:
     measure_steps(executor, budget_s=0)
     driver = ExecutorDriver(executor)
     assert driver.generate(EngineRequest("probe-0", (1,)), 1) == [97]
+
+
+def test_an_engine_without_host_memory_swaps_nothing() -> None:
+    """0 says that there is nothing to copy to."""
+    assert measure_swap_ns(SimulatedExecutor(CostModel(t0_ns=1))) == 0
+
+
+def test_the_time_of_a_copy_is_that_of_a_block() -> None:
+    """A step that takes 3.2 ms whatever is in it, with 16 blocks out and in: 0.1 ms each."""
+    executor = SimulatedExecutor(CostModel(t0_ns=3.2e6), num_blocks=64, num_swap_blocks=40)
+    assert measure_swap_ns(executor) == 0.1e6
+
+
+def test_a_copied_block_costs_a_real_engine_less_than_its_tokens(tiny_folder: Path) -> None:
+    """Sixteen tokens of the smallest model there is take a step; a copy is a few kilobytes."""
+    executor = TorchExecutor.load(tiny_folder, num_blocks=64, block_tokens=16, num_swap_blocks=32)
+    assert 0 < measure_swap_ns(executor) < 10e6

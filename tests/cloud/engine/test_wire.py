@@ -72,7 +72,7 @@ def test_a_result_comes_back_under_the_requests_own_name() -> None:
 def test_a_description_arrives_as_it_was_sent() -> None:
     """With its calibration."""
     steps = (MeasuredStep(StepShape(1, 2, 3, 4), 5), MeasuredStep(StepShape(6, 7, 8, 9), 10))
-    description = EngineDescription("torch", "m", "x", 4096, 16, 99, 514, 2048, 7, steps)
+    description = EngineDescription("torch", "m", "x", 4096, 16, 99, 514, 2048, 7, 1.5, steps)
     assert decode_description(encode_description(description)) == description
 
 

@@ -237,6 +237,7 @@ def test_an_engine_leaves_one_core_to_the_server(monkeypatch: pytest.MonkeyPatch
 def test_kv_is_whole_blocks() -> None:
     """1,000 tokens are 62 blocks of 16 and a rest that no block has."""
     assert parse_settings("[engine]\nkv_tokens = 1000", source="x").engine.num_blocks == 62
+    assert parse_settings("[engine]\nswap_tokens = 100", source="x").engine.num_swap_blocks == 6
 
 
 def test_simulated_costs_become_a_cost_model() -> None:
