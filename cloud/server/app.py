@@ -31,7 +31,8 @@ from headway.clock import MonotonicClock, ns_from_s
 from headway.config import Settings
 from headway.errors import HeadwayError
 from headway.rpc.channel import server_options
-from headway.telemetry.metrics import Metrics, MetricsServer
+from headway.telemetry.metrics import Metrics
+from headway.telemetry.metrics_server import MetricsServer
 
 __all__ = ["ObservedPolicy", "Server"]
 

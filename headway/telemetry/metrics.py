@@ -9,23 +9,19 @@ Needs the cloud extra (prometheus_client).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     generate_latest,
-    start_http_server,
 )
 
-from headway.clock import s_from_ns
-from headway.errors import HeadwayError
 from headway.outcome import Outcome, Reason, RequestClass
+from headway.telemetry.metrics_server import MetricsServer
+from headway.telemetry.series import CounterFamily, Distribution, HistogramFamily, Tally
 
-__all__ = ["OTHER_TENANT", "Metrics", "MetricsServer"]
+__all__ = ["OTHER_TENANT", "Metrics"]
 
 OTHER_TENANT = "other"
 
@@ -40,6 +36,7 @@ _STEP_BUCKETS = (
 _OVERHEAD_BUCKETS = (
     0.00005, 0.0001, 0.0002, 0.0004, 0.0006, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1,
 )  # fmt: skip
+_NAMESPACE = "headway"
 _PER_REQUEST = ("class", "tenant")
 
 
@@ -47,15 +44,17 @@ _PER_REQUEST = ("class", "tenant")
 class _Series:
     """The time series of one class and tenant, found once and not for each request."""
 
-    admitted: Counter
-    missed: Counter
-    prompt_tokens: Counter
-    cached_tokens: Counter
-    output_tokens: Counter
-    queue: Histogram
-    ttft: Histogram
-    tpot: Histogram
-    e2e: Histogram
+    admitted: Tally
+    missed: Tally
+    prompt_tokens: Tally
+    cached_tokens: Tally
+    output_tokens: Tally
+    queue: Distribution
+    ttft: Distribution
+    tpot: Distribution
+    e2e: Distribution
+    finished: dict[tuple[Outcome, Reason | None], Tally]
+    rejected: dict[Reason, Tally]
 
 
 class Metrics:
@@ -71,7 +70,8 @@ class Metrics:
     ) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
         self._tenants = frozenset(tenants)
-        self._series: dict[tuple[str, str], _Series] = {}
+        self._series: dict[tuple[RequestClass, str], _Series] = {}
+        self._steps: dict[str, tuple[Distribution, Distribution]] = {}
         ProcessCollector(registry=self.registry)
         self._admitted = self._counter("requests_admitted", "Requests admitted.", _PER_REQUEST)
         self._rejected = self._counter(
@@ -129,11 +129,16 @@ class Metrics:
 
     def admitted(self, request_class: RequestClass, tenant: str) -> None:
         """Counts a request that was taken in."""
-        self._of(request_class, tenant).admitted.inc()
+        self._of(request_class, tenant).admitted.value += 1
 
     def rejected(self, request_class: RequestClass, tenant: str, reason: Reason) -> None:
         """Counts a request that was refused at admission."""
-        self._rejected.labels(request_class.label, self._tenant(tenant), reason.value).inc()
+        series = self._of(request_class, tenant)
+        tally = series.rejected.get(reason)
+        if tally is None:
+            labels = (request_class.label, self._tenant(tenant), reason.value)
+            tally = series.rejected[reason] = self._rejected.labels(*labels)
+        tally.value += 1
 
     def finished(
         self,
@@ -167,31 +172,37 @@ class Metrics:
             decode_ns: from there to the last token.
         """
         series = self._of(request_class, tenant)
-        self._finished.labels(
-            request_class.label, self._tenant(tenant), outcome.value, reason.value if reason else ""
-        ).inc()
-        if missed:
-            series.missed.inc()
-        series.prompt_tokens.inc(prompt_tokens)
-        series.cached_tokens.inc(cached_tokens)
-        series.output_tokens.inc(output_tokens)
+        tally = series.finished.get((outcome, reason))
+        if tally is None:
+            why = reason.value if reason else ""
+            labels = (request_class.label, self._tenant(tenant), outcome.value, why)
+            tally = series.finished[outcome, reason] = self._finished.labels(*labels)
+        tally.value += 1
+        series.missed.value += missed
+        series.prompt_tokens.value += prompt_tokens
+        series.cached_tokens.value += cached_tokens
+        series.output_tokens.value += output_tokens
         if outcome is not Outcome.COMPLETED:
             return  # Times of what was cut short would flatter the rest.
         first_ns = queue_ns + prefill_ns
-        series.queue.observe(s_from_ns(queue_ns))
-        series.ttft.observe(s_from_ns(first_ns))
-        series.e2e.observe(s_from_ns(first_ns + decode_ns))
+        series.queue.observe(queue_ns)
+        series.ttft.observe(first_ns)
+        series.e2e.observe(first_ns + decode_ns)
         if output_tokens > 1:
-            series.tpot.observe(s_from_ns(decode_ns) / (output_tokens - 1))
+            series.tpot.observe(decode_ns / (output_tokens - 1))
 
     def preempted(self, request_class: RequestClass, count: int = 1) -> None:
         """Counts running requests that were pushed back."""
-        self._preemptions.labels(request_class.label).inc(count)
+        self._preemptions.labels(request_class.label).value += count
 
     def step(self, replica_id: str, engine_ns: int, host_overhead_ns: int) -> None:
         """Times one step: in the engine, and outside of it."""
-        self._step.labels(replica_id).observe(s_from_ns(engine_ns))
-        self._overhead.labels(replica_id).observe(s_from_ns(host_overhead_ns))
+        series = self._steps.get(replica_id)
+        if series is None:
+            series = (self._step.labels(replica_id), self._overhead.labels(replica_id))
+            self._steps[replica_id] = series
+        series[0].observe(engine_ns)
+        series[1].observe(host_overhead_ns)
 
     def set_load(self, request_class: RequestClass, *, running: int, waiting: int) -> None:
         """Says how many requests of a class there are now."""
@@ -225,10 +236,11 @@ class Metrics:
         return tenant if tenant in self._tenants else OTHER_TENANT
 
     def _of(self, request_class: RequestClass, tenant: str) -> _Series:
-        labels = (request_class.label, self._tenant(tenant))
-        series = self._series.get(labels)
+        name = self._tenant(tenant)
+        series = self._series.get((request_class, name))
         if series is None:
-            series = self._series[labels] = _Series(
+            labels = (request_class.label, name)
+            series = self._series[request_class, name] = _Series(
                 self._admitted.labels(*labels),
                 self._missed.labels(*labels),
                 self._prompt_tokens.labels(*labels),
@@ -238,6 +250,8 @@ class Metrics:
                 self._ttft.labels(*labels),
                 self._tpot.labels(*labels),
                 self._e2e.labels(*labels),
+                finished={},
+                rejected={},
             )
         return series
 
@@ -250,51 +264,18 @@ class Metrics:
                 self._admitted.labels(request_class.label, tenant)
                 self._missed.labels(request_class.label, tenant)
 
-    def _counter(self, name: str, meaning: str, labels: Sequence[str]) -> Counter:
-        return Counter(name, meaning, labels, namespace="headway", registry=self.registry)
+    def _counter(self, name: str, meaning: str, labels: Sequence[str]) -> CounterFamily:
+        family = CounterFamily(f"{_NAMESPACE}_{name}", meaning, labels)
+        self.registry.register(family)
+        return family
 
     def _gauge(self, name: str, meaning: str, label: str) -> Gauge:
-        return Gauge(name, meaning, (label,), namespace="headway", registry=self.registry)
+        return Gauge(name, meaning, (label,), namespace=_NAMESPACE, registry=self.registry)
 
     def _histogram(
         self, name: str, meaning: str, buckets: Sequence[float], label: str = ""
-    ) -> Histogram:
-        return Histogram(
-            name,
-            meaning,
-            (label,) if label else _PER_REQUEST,
-            namespace="headway",
-            registry=self.registry,
-            buckets=buckets,
-        )
-
-
-class MetricsServer:
-    """Answers Prometheus on a thread of its own until it is closed."""
-
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
-        try:
-            self._server, self._thread = start_http_server(port, host, registry)
-        except OSError as error:
-            raise HeadwayError(
-                f"cannot serve metrics on {host}:{port}: {error.strerror or error}. "
-                "Choose another server.metrics_port, or 0 for none"
-            ) from error
-        self.port: int = self._server.server_port
-
-    def close(self) -> None:
-        """Stops, and waits for the thread. May be called twice."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> "MetricsServer":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    ) -> HistogramFamily:
+        labels = (label,) if label else _PER_REQUEST
+        family = HistogramFamily(f"{_NAMESPACE}_{name}", meaning, labels, buckets)
+        self.registry.register(family)
+        return family
