@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
 from google.rpc.status_pb2 import Status
 
@@ -123,6 +123,11 @@ _REASON_OF_WIRE: Mapping[int, Reason] = {
     if rule.wire != robot_pb2.REJECT_REASON_UNSPECIFIED
 }
 _REASONS = frozenset(Reason)
+_NUMBER_OF_CODE: Mapping[grpc.StatusCode, int] = {code: code.value[0] for code in _CODE}
+_TYPE_URL: Mapping[type[Message], str] = {
+    kind: f"type.googleapis.com/{kind.DESCRIPTOR.full_name}"
+    for kind in (BadRequest, ErrorInfo, QuotaFailure, RetryInfo)
+}
 # For a status without our details: from gRPC itself, or from a proxy.
 _ERROR_OF_CODE: Mapping[grpc.StatusCode, type[CallError]] = MappingProxyType(
     {
@@ -170,24 +175,31 @@ def refusal(
         field: path of the field at fault, such as "observation.budget".
     """
     rule = STATUS_TABLE[reason]
+    status = Status(code=_NUMBER_OF_CODE[rule.code], message=message)
     info = ErrorInfo(reason=reason.value, domain=DOMAIN)
     if predicted_ns is not None:
         info.metadata[_PREDICTED_S] = f"{predicted_ns / _NS_PER_S:.6f}"
-    status = Status(code=rule.code.value[0], message=message)
-    status.details.add().Pack(info)
+    _add(status, info)
     pushback: tuple[tuple[str, str | bytes], ...] = ()
     if rule.is_retriable:
         if retry_after_ns is not None:
-            status.details.add().Pack(RetryInfo(retry_delay=duration_from_ns(retry_after_ns)))
+            _add(status, RetryInfo(retry_delay=duration_from_ns(retry_after_ns)))
         pushback = ((RETRY_PUSHBACK_MS, str(_pushback_ms(retry_after_ns, remaining_ns))),)
     if rule.is_quota:
-        violation = QuotaFailure.Violation(subject=subject, description=message)
-        status.details.add().Pack(QuotaFailure(violations=[violation]))
+        quota = QuotaFailure()
+        quota.violations.add(subject=subject, description=message)
+        _add(status, quota)
     if field:
-        wrong = BadRequest.FieldViolation(field=field, description=message)
-        status.details.add().Pack(BadRequest(field_violations=[wrong]))
+        wrong = BadRequest()
+        wrong.field_violations.add(field=field, description=message)
+        _add(status, wrong)
     details = (STATUS_DETAILS, status.SerializeToString())
     return Refusal(rule.code, message, (details, *pushback))
+
+
+def _add(status: Status, detail: Message) -> None:
+    # As `Any.Pack` does it, in half the time: an overloaded server says "no" all day.
+    status.details.add(type_url=_TYPE_URL[type(detail)], value=detail.SerializeToString())
 
 
 def _pushback_ms(retry_after_ns: int | None, remaining_ns: int | None) -> int:
