@@ -16,6 +16,9 @@ from cloud.engine.model_config import ModelConfig, load_model_config
 
 __all__ = ["LayerWeights", "Weights", "check_weights", "load_weights"]
 
+# As safetensors names them. Other kinds are codes that mean something only with their scales.
+_DTYPES = ("F32", "BF16", "F16", "F64")
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -135,6 +138,12 @@ def _check_shapes(files: "_TensorFiles", config: ModelConfig) -> int:
                 files.path_of(name),
                 f"tensor {name} has shape {list(shape)}; config.json implies {list(expected)}",
             )
+        if (stored := files.stored_dtype(name)) not in _DTYPES:
+            raise CheckpointError(
+                files.path_of(name),
+                f"tensor {name} is stored as {stored}; expected one of {', '.join(_DTYPES)} "
+                "(quantised weights are not run)",
+            )
         count = 1
         for size in shape:
             count *= size
@@ -178,6 +187,10 @@ class _TensorFiles:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of tensor `name`, from the header alone."""
         return tuple(self._open[self.path_of(name)].get_slice(name).get_shape())
+
+    def stored_dtype(self, name: str) -> str:
+        """What tensor `name` is stored as, in safetensors' words, from the header alone."""
+        return str(self._open[self.path_of(name)].get_slice(name).get_dtype())
 
     def read(self, name: str) -> Tensor:
         """Tensor `name` on the device, in the dtype asked for."""

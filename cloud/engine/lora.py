@@ -21,6 +21,9 @@ from cloud.engine.model_config import ModelConfig
 
 __all__ = ["Adapter", "AdapterLayer", "LowRank", "load_adapter"]
 
+# Of a stored number; shorter ones mean something only with their scales.
+_LEAST_BYTES = 2
+
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _KEY = re.compile(
     r"base_model\.model\.(?P<module>model\.layers\.(?P<layer>\d+)"
@@ -182,13 +185,21 @@ def _read_pairs(path: Path, config: ModelConfig) -> dict[str, tuple[Tensor, Tens
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise CheckpointError(path, "no such file; expected a folder that PEFT wrote") from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             path, f"truncated, or not a safetensors file ({error}); copy it again"
         ) from error
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < _LEAST_BYTES:
+            raise CheckpointError(
+                path, f"{name} is stored as {tensor.dtype}; expected float32, bfloat16 or float16"
+            )
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(path, f"{name} holds values that are not finite; train it anew")
+    return tensors
 
 
 def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:

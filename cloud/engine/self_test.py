@@ -29,7 +29,8 @@ def self_test(executor: TorchExecutor) -> None:
     expected = _logits(executor, prompt, len(prompt))
     if not bool(expected.isfinite().all()):
         raise EngineError(
-            "self-test: the model gives logits that are not finite; check the weights"
+            f"self-test: the model {description.model} gives logits that are not finite; "
+            "its weights are damaged, or too large for this dtype"
         )
     found = _logits(executor, prompt, len(prompt) // 2)
     _compare(executor, expected, found, "a prompt in chunks differs from the whole one")

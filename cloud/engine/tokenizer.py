@@ -11,6 +11,7 @@ import tokenizers.decoders
 
 from cloud.engine.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
 from cloud.engine.errors import CheckpointError
+from cloud.engine.model_config import load_model_config
 
 __all__ = [
     "Detokenizer",
@@ -183,7 +184,8 @@ def load_tokenizer(folder: Path) -> FolderTokenizer:
             tokenizer_config.json and chat_template.jinja.
 
     Raises:
-        CheckpointError: a file is missing or malformed.
+        CheckpointError: a file is missing or malformed, or the tokenizer has more
+            tokens than the model of the folder's config.json.
         ChatTemplateError: the template is malformed.
     """
     path = folder / "tokenizer.json"
@@ -193,10 +195,24 @@ def load_tokenizer(folder: Path) -> FolderTokenizer:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # The library raises nothing narrower.
         raise CheckpointError(path, f"is not a tokenizer ({error})") from error
+    _check_vocabulary(path, tokenizer)
     settings = _read_settings(folder / "tokenizer_config.json")
     source = _template_source(folder, settings)
     template = None if source is None else ChatTemplate(source, _special_token_names(settings))
     return FolderTokenizer(tokenizer, template)
+
+
+def _check_vocabulary(path: Path, tokenizer: tokenizers.Tokenizer) -> None:
+    if not path.with_name("config.json").is_file():
+        return
+    num_known = load_model_config(path.parent).vocabulary_tokens
+    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    if highest >= num_known:
+        raise CheckpointError(
+            path,
+            f"has tokens up to id {highest:,}, the model in config.json knows {num_known:,}; "
+            "expected the tokenizer that came with the model",
+        )
 
 
 def action_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

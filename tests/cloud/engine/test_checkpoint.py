@@ -68,6 +68,10 @@ _SPOILT: list[tuple[Callable[[Path], object], str]] = [
         _edit_tensors(lambda t: t.update({"model.norm.weight": torch.ones(191)})),
         r"model\.norm\.weight has shape \[191\]; config\.json implies \[192\]",
     ),
+    (
+        _edit_tensors(lambda t: t.update({"model.norm.weight": torch.ones(192).to(torch.int8)})),
+        r"model\.norm\.weight is stored as I8; expected one of F32, BF16, F16, F64 \(quantised",
+    ),
     (_edit_config(tie_word_embeddings=False), r"tensor lm_head\.weight is in none of"),
     (_edit_config(architectures=["MambaForCausalLM"]), r"expected one of LlamaForCausalLM, Qwen2"),
     (_edit_config(architectures=None), r"architectures is \[\]"),

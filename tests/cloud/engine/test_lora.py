@@ -172,6 +172,14 @@ _SPOILT: list[tuple[Callable[[Path], object], str]] = [
     (_edit_tensors(lambda t: t.clear()), "holds no tensors"),
     (_edit_tensors(lambda t: t.pop(_Q + "B.weight")), "q_proj has lora_A alone"),
     (
+        _edit_tensors(lambda t: t.update({_Q + "A.weight": torch.ones(8, 96).to(torch.int8)})),
+        r"q_proj\.lora_A\.weight is stored as torch\.int8; expected float32",
+    ),
+    (
+        _edit_tensors(lambda t: t[_Q + "A.weight"].fill_(math.nan)),
+        r"q_proj\.lora_A\.weight holds values that are not finite",
+    ),
+    (
         _edit_tensors(lambda t: t.update({_Q + "A.weight": torch.ones(8, 64)})),
         r"q_proj has A \[8, 64\] .* implies \[rank, 96\] and \[192, rank\]",
     ),

@@ -189,3 +189,19 @@ def test_an_unreadable_tokenizer_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": ')
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: is not a tokenizer"):
         load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    """One with an id that the model does not know; fewer than it knows are no fault."""
+    for path in tiny_folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 600}))
+    load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 513}))
+    with pytest.raises(CheckpointError) as caught:
+        load_tokenizer(tmp_path)
+    assert caught.value.message == (
+        f"{tmp_path / 'tokenizer.json'}: has tokens up to id 513, the model in config.json knows "
+        "513; expected the tokenizer that came with the model"
+    )
