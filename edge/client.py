@@ -58,6 +58,7 @@ class RobotClient:
         channel: the connection; the client closes it.
         robot_id: who asks. Must be one that the credential may speak for.
         embodiment: the kind of robot, which fixes what an action looks like.
+        address: where the channel goes, for messages; empty where that is not known.
         clock: what lateness is judged by.
 
     Raises:
@@ -70,6 +71,7 @@ class RobotClient:
         *,
         robot_id: str,
         embodiment: str,
+        address: str = "",
         clock: Clock | None = None,
     ) -> None:
         if not (
@@ -79,6 +81,7 @@ class RobotClient:
                 f"robot_id must be 1 to {MAX_ID_BYTES} printable ASCII characters, got {robot_id!r}"
             )
         self._channel = channel
+        self._address = address
         self._stub = RobotServiceStub(channel)
         self._robot_id = robot_id
         self._embodiment = embodiment
@@ -106,7 +109,7 @@ class RobotClient:
             )
         channel = grpc.insecure_channel(address, options=channel_options())
         try:
-            return cls(channel, robot_id=robot_id, embodiment=embodiment)
+            return cls(channel, robot_id=robot_id, embodiment=embodiment, address=address)
         except InvalidRequestError:
             channel.close()
             raise
@@ -267,7 +270,7 @@ class RobotClient:
             return UnavailableError("this client was closed during the call")
         if isinstance(error, ValueError):
             raise error
-        return error_from_rpc(error)
+        return error_from_rpc(error, address=self._address)
 
     def _learn_from_no(self, no: CallError, sent_ns: int) -> None:
         """What a "no" tells of the network."""

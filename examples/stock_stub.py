@@ -33,18 +33,22 @@ def main(address: str) -> None:
             # The deadline of the call as well: silence is an answer, too.
             action = RobotServiceStub(channel).NextAction(request, timeout=BUDGET_S).action
         except grpc.RpcError as error:
-            explain(error)
+            explain(error, address)
             return
     for step in action.steps:
         print("  ".join(f"{n} {v:+.2f}" for n, v in zip(action.names, step.values, strict=True)))
     print(f"in {action.timings.total.ToMilliseconds()} ms by {action.model}")
 
 
-def explain(error: grpc.RpcError) -> None:
+def explain(error: grpc.RpcError, address: str) -> None:
     """Prints a "no": its status, its reason and when to ask again."""
-    print(f"no: {error.code().name}: {error.details()}")
     metadata = {entry.key: entry.value for entry in error.trailing_metadata() or ()}
     details = metadata.get("grpc-status-details-bin")
+    if details is None and error.code() is grpc.StatusCode.UNAVAILABLE:
+        # By gRPC itself. A "no" of the server's own has details.
+        print(f"no server at {address}; start one with 'headway serve'")
+        return
+    print(f"no: {error.code().name}: {error.details()}")
     if isinstance(details, bytes):
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
         for detail in status_pb2.Status.FromString(details).details:

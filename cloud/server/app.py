@@ -184,7 +184,7 @@ class Server:
         if listen.reflection:
             names = (ROBOT_SERVICE, OPERATIONS_SERVICE, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
-        await server.start()
+        await _start_whole(server)
         self._tell_health()
         if self._metrics_server is not None:
             gauges = Gauges(self._metrics, self._policy, self.dispatcher.replicas, self._clock)
@@ -239,6 +239,18 @@ class Server:
             settings.server.write_timeout_s,
         )
         return RobotService(self._gate, requests, sessions, generate, self._clock)
+
+
+async def _start_whole(server: grpc.aio.Server) -> None:
+    """Starts `server`, also where the wish to stop it comes meanwhile."""
+    # A start that is cancelled half-way leaves gRPC a server that it cannot
+    # stop, and crashes the process at its end.
+    starting = asyncio.ensure_future(server.start())
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await starting
+        raise
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:

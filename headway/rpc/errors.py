@@ -26,7 +26,7 @@ class CallError(HeadwayError):
 
     Attributes:
         message: one line for a person.
-        reason: what the server said. None: the call never got a server's answer.
+        reason: why, by the status table. None: the call never got a server's answer.
         retry_after_s: earliest span after which asking again makes sense. None:
             never for the same request, or not known.
         predicted_s: span from arrival until the answer would have been there.

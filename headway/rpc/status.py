@@ -31,6 +31,7 @@ from headway.rpc.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from headway.rpc.foreign import is_too_large, plain_words
 from headway.rpc.metadata import RETRY_PUSHBACK_MS, STATUS_DETAILS
 from headway.v1 import robot_pb2
 
@@ -212,15 +213,24 @@ def _pushback_ms(retry_after_ns: int | None, remaining_ns: int | None) -> int:
     return min(-(-retry_after_ns // _NS_PER_MS), _MAX_PUSHBACK_MS)
 
 
-def error_from_rpc(error: grpc.RpcError) -> CallError:
-    """The exception that a failed call means, from either of gRPC's Python APIs."""
-    message = error.details() or error.code().name
+def error_from_rpc(error: grpc.RpcError, *, address: str = "") -> CallError:
+    """The exception that a failed call means, from either of gRPC's Python APIs.
+
+    Args:
+        error: what the call raised.
+        address: where it went, for the message where no server answered.
+    """
+    code, details = error.code(), error.details() or ""
     found = _details(error.trailing_metadata())
     if found is None:
-        return _ERROR_OF_CODE.get(error.code(), InternalError)(message)
+        message = plain_words(code, details, address)
+        if is_too_large(details):
+            # To gRPC it is a resource that is exhausted; asking again would not help.
+            return InvalidRequestError(message, reason=Reason.TOO_LARGE)
+        return _ERROR_OF_CODE.get(code, InternalError)(message)
     reason, retry_after_s, predicted_s = found
     return STATUS_TABLE[reason].error(
-        message, reason=reason, retry_after_s=retry_after_s, predicted_s=predicted_s
+        details or code.name, reason=reason, retry_after_s=retry_after_s, predicted_s=predicted_s
     )
 
 

@@ -248,6 +248,21 @@ def test_no_server_is_an_error_inside_the_budget() -> None:
     with RobotClient.connect(address) as client, pytest.raises(UnavailableError) as away:
         client.next_action(observation(), budget_s=0.2)
     assert away.value.reason is None
+    assert str(away.value) == f"no server at {address}: nobody listens there"
+
+
+def test_a_message_larger_than_may_be_sent_is_a_wrong_request() -> None:
+    """Nothing is sent, and the network is not thought to be slow by it."""
+    picture = Image("front", ImageEncoding.RGB8, 2000, 1000, bytes(6_000_000))
+    with ScriptedRobotServer() as server, RobotClient.connect(server.address) as client:
+        with pytest.raises(InvalidRequestError) as wrong:
+            client.next_action(Observation("o-1", images=(picture,)), budget_s=30)
+        assert wrong.value.reason is Reason.TOO_LARGE
+        # 4 MiB, as docs/contract.md says.
+        assert str(wrong.value).endswith("bytes; expected at most 4,194,304")
+        with pytest.raises(InvalidRequestError):
+            list(client.generate("x" * 6_000_000, max_tokens=1))
+        assert (server.requests, server.prompts) == ([], [])
 
 
 def test_a_silent_peer_is_an_error_inside_the_budget() -> None:

@@ -1,6 +1,7 @@
 """The examples, and the one in the README, run as they stand."""
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,19 @@ def test_the_stock_stub_explains_a_no() -> None:
     with ScriptedRobotServer([late]) as server:
         output = run(["examples/stock_stub.py", server.address])
     assert output == "no: RESOURCE_EXHAUSTED: no: LATE\nreason: LATE\nask again in 40 ms\n"
+
+
+def test_without_a_server_the_examples_say_so_in_plain_words() -> None:
+    """Where they looked for one, and nothing of gRPC's own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    assert run(["examples/stock_stub.py", address]) == (
+        f"no server at {address}; start one with 'headway serve'\n"
+    )
+    assert run(["examples/robot.py", address]) == (
+        f"no action: no server at {address}: nobody listens there\nbrake\n" * 5
+    )
 
 
 def test_the_robot_drives_and_brakes() -> None:

@@ -12,7 +12,11 @@ from google.rpc.status_pb2 import Status
 
 from headway.outcome import Reason
 from headway.rpc import errors
-from headway.rpc.channel import channel_options, server_options
+from headway.rpc.channel import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    channel_options,
+    server_options,
+)
 from headway.rpc.status import (
     Refusal,
     error_from_rejection,
@@ -64,7 +68,9 @@ PREDICTED_NS = 512_000_000
 
 
 @asynccontextmanager
-async def refusing_server(*refusals: Refusal) -> AsyncIterator[str]:
+async def refusing_server(
+    *refusals: Refusal, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+) -> AsyncIterator[str]:
     """Aborts call i with refusal i; its address."""
     left = list(refusals)
 
@@ -73,7 +79,7 @@ async def refusing_server(*refusals: Refusal) -> AsyncIterator[str]:
         await context.abort(told.code, told.message, told.trailing_metadata)
         return data
 
-    server = grpc.aio.server(options=server_options())
+    server = grpc.aio.server(options=server_options(max_message_bytes=max_message_bytes))
     method: Any = grpc.unary_unary_rpc_method_handler(handler)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("test.Refuser", {"Ask": method}),)
@@ -83,7 +89,8 @@ async def refusing_server(*refusals: Refusal) -> AsyncIterator[str]:
     try:
         yield f"127.0.0.1:{port}"
     finally:
-        await server.stop(0)
+        # With none to cancel; at once, the client would be told so, and log it.
+        await server.stop(10)
 
 
 def raw_call(channel: Any) -> Any:
@@ -244,6 +251,91 @@ async def test_status_without_our_details_still_has_an_exception(
     async with refusing_server(Refusal(code, "of another hand", trailing)) as address:
         raised = error_from_rpc(await ask(address))
     assert (type(raised), raised.reason) == (kind, None)
+
+
+class _Said(grpc.RpcError):
+    """A status that gRPC itself made; texts as its core 1.85 has them."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self._said = (code, details)
+
+    def code(self) -> grpc.StatusCode:
+        """The status."""
+        return self._said[0]
+
+    def details(self) -> str:
+        """Its text."""
+        return self._said[1]
+
+    def trailing_metadata(self) -> tuple[Any, ...]:
+        """None: there was no server."""
+        return ()
+
+
+_REMOTE = "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:1: Failed to "
+
+
+@pytest.mark.parametrize(
+    ("details", "words"),
+    [
+        (_REMOTE + "connect to remote host: Connection refused", "nobody listens there"),
+        (_REMOTE + "connect to remote host: connect() timed out", "it cannot be reached"),
+        (_REMOTE + "connect to remote host: Network is unreachable", "it cannot be reached"),
+        ("errors resolving x.invalid:1: [field:hostname lookup error]", "its name is not known"),
+        ("DNS resolution failed for x.invalid:1", "its name is not known"),
+        ("Socket closed", "the connection to the server at h:1 was lost"),
+        ("recvmsg:Connection reset by peer", "the connection to the server at h:1 was lost"),
+        ("GOAWAY received; Error code: 2", "the connection to the server at h:1 was lost"),
+        ("keepalive watchdog timeout", "gave no sign of life"),
+        ("upstream is warming up", "upstream is warming up"),
+    ],
+)
+def test_what_grpc_says_of_an_absent_server_is_put_in_plain_words(details: str, words: str) -> None:
+    """With the address; a proxy's own text is passed on."""
+    said = _Said(grpc.StatusCode.UNAVAILABLE, details)
+    raised = error_from_rpc(said, address="h:1")
+    assert (type(raised), raised.reason) == (errors.UnavailableError, None)
+    assert raised.message.endswith(words)
+    assert ("h:1" in raised.message) is not (words == details)
+    assert "h:1" not in error_from_rpc(said).message
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ((100, 10_000), "the message has 5,000 bytes; expected at most 100"),  # The client's.
+        ((10_000, 100), "the message has 5,000 bytes; expected at most 100"),  # The server's.
+    ],
+)
+async def test_a_message_that_is_too_large_is_a_wrong_request(
+    limits: tuple[int, int], words: str
+) -> None:
+    """Whichever end refuses it: asking again would not help."""
+    async with (
+        refusing_server(max_message_bytes=limits[1]) as address,
+        grpc.aio.insecure_channel(
+            address, options=channel_options(max_message_bytes=limits[0])
+        ) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await raw_call(channel)(bytes(5000))
+    raised = error_from_rpc(caught.value)
+    assert (type(raised), raised.reason) == (errors.InvalidRequestError, Reason.TOO_LARGE)
+    assert raised.message == words
+
+
+async def test_a_server_that_is_none_of_ours_is_named() -> None:
+    """Another gRPC service answers at that address."""
+    async with (
+        refusing_server() as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        other: Any = channel.unary_unary("/test.Other/Ask")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await other(b"")
+    assert error_from_rpc(caught.value, address="h:1").message == (
+        "the server at h:1 does not know this call; expected a Headway server of this version"
+    )
 
 
 def test_every_wire_reason_has_one_reason_and_back() -> None:
