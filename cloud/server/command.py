@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import structlog
 
+from headway.cli.interrupt import dying_of_interrupt
 from headway.config import Settings, load_settings
 from headway.telemetry import configure_logging
 
@@ -64,7 +65,8 @@ def serve(
 
 async def _serve(settings: Settings) -> int:
     """Runs the server; the process's exit status."""
-    from cloud.server.app import Server
+    with dying_of_interrupt():
+        from cloud.server.app import Server
 
     signals = _Signals()
     server = Server(settings)
@@ -81,11 +83,11 @@ async def _serve(settings: Settings) -> int:
         if await signals.outlasted_by(running, times=1):
             return _EXIT_BUG
         stopping = asyncio.create_task(server.stop())
-        if await signals.outlasted_by(stopping, times=2):
-            return 0
-        return _EXIT_AT_ONCE
+        in_order = await signals.outlasted_by(stopping, times=2)
     finally:
         await server.stop(grace_s=0)
+    click.echo("headway: stopped" if in_order else "headway: stopped at once")
+    return 0 if in_order else _EXIT_AT_ONCE
 
 
 def _caution(server: "Server") -> str:

@@ -76,7 +76,7 @@ def ask(stub: Any, observation_id: str, robot_id: str = "r1") -> Any:
 
 
 def test_ready_line_names_model_address_and_engine(serve: Serve) -> None:
-    """And says that the model is untrained; SIGTERM ends it with status 0."""
+    """And says that the model is untrained. SIGTERM ends it with status 0 and a last line."""
     process = serve(SLOW.format(t0_s=0.0))
     stdout = process.stdout
     assert stdout is not None
@@ -84,8 +84,8 @@ def test_ready_line_names_model_address_and_engine(serve: Serve) -> None:
     assert "tiny (untrained" in line
     assert "simulated engine" in line
     process.send_signal(signal.SIGTERM)
-    process.wait(30)
-    assert process.returncode == 0
+    last, _ = process.communicate(timeout=30)
+    assert (process.returncode, last) == (0, "headway: stopped\n")
 
 
 def test_model_that_was_not_trained_to_act_says_so_and_serves_both(
@@ -178,8 +178,8 @@ def test_second_signal_ends_at_once_and_leaves_no_process(serve: Serve) -> None:
         while next(watch).status != health_pb2.HealthCheckResponse.NOT_SERVING:
             pass
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
-    assert process.returncode == 130
+        last, _ = process.communicate(timeout=30)
+    assert (process.returncode, last) == (130, "headway: stopped at once\n")
     gone, alive = psutil.wait_procs(children, timeout=10)
     assert not alive, gone
 

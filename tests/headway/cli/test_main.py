@@ -11,7 +11,8 @@ import click
 import pytest
 
 import headway
-from headway.cli.main import COMMANDS, Subcommand, main
+from headway.cli.commands import COMMANDS, Subcommand
+from headway.cli.main import main
 from headway.errors import ConfigError, HeadwayError
 
 HEADWAY = Path(sys.executable).with_name("headway")
@@ -186,7 +187,8 @@ def test_an_interrupt_ends_it_with_130_and_no_traceback(tmp_path: Path) -> None:
         "    signal.pause()\n"
     )
     script = (
-        "from headway.cli.main import COMMANDS, Subcommand, main\n"
+        "from headway.cli.commands import COMMANDS, Subcommand\n"
+        "from headway.cli.main import main\n"
         "COMMANDS['probe'] = Subcommand('probe_command:probe', 'Probe.')\n"
         "main(['probe'])\n"
     )
@@ -203,6 +205,33 @@ def test_an_interrupt_ends_it_with_130_and_no_traceback(tmp_path: Path) -> None:
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("slow_module", ["click", "structlog"])
+def test_an_interrupt_while_it_loads_ends_it_without_a_word(
+    tmp_path: Path, slow_module: str
+) -> None:
+    """Whichever import it falls into: of the command line, or of a command."""
+    (tmp_path / f"{slow_module}.py").write_text(
+        "import signal\n"
+        "print('loading', flush=True)\n"
+        "try:\n"
+        "    signal.pause()\n"
+        "except KeyboardInterrupt:\n"
+        "    raise TypeError('as a library does that was interrupted') from None\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "headway", "serve"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (-signal.SIGINT, "")
 
 
 def test_every_command_of_the_table_is_a_click_command() -> None:
