@@ -64,6 +64,8 @@ def demo(context: click.Context, seconds: float, robots: int, model: str, engine
     with StopRequest() as stop, ServerProcess(options) as server:
         finished = _run(console, stop, server, seconds, robots)
     if not finished:
+        if console.is_terminal:
+            console.print()  # The terminal has written ^C.
         console.print("Interrupted. The server has ended, and nothing is left behind.")
         context.exit(_EXIT_INTERRUPTED)
 
@@ -98,7 +100,8 @@ def _run(
     if not _wait_ready(console, stop, server):
         return False
     _introduce(console, server)
-    plan = _Plan(seconds, num_robots, run_pilot(server.address))
+    measures = FleetMeasures()
+    plan = _Plan(seconds, num_robots, run_pilot(server.address, measures))
     if stop.is_made:
         return False
     console.print(
@@ -106,7 +109,6 @@ def _run(
         f"Every robot asks once a second and can wait {plan.pilot.budget_s * 1e3:.0f} ms. "
         "Ctrl-C ends the demo.\n",
     )
-    measures = FleetMeasures()
     load = FleetLoad(
         server.address,
         measures,
@@ -144,15 +146,19 @@ def _wait_ready(console: Console, stop: StopRequest, server: ServerProcess) -> b
         ServerProcessError: it ended, or takes too long.
     """
     console.print("Starting a server. It loads its model and measures this machine first.")
-    until = time.monotonic() + _START_TIMEOUT_S
-    while not server.is_ready:
-        if time.monotonic() > until:
-            raise ServerProcessError(
-                f"the server was not ready within {_START_TIMEOUT_S:.0f} s; "
-                "try 'headway serve' to see what it says"
-            )
-        if stop.sleep(_FRAME_S):
-            return False
+    start_s = time.monotonic()
+    # Nothing of it is left in a file or on the screen.
+    with console.status("") as waiting:
+        while not server.is_ready:
+            waited_s = time.monotonic() - start_s
+            waiting.update(f"{waited_s:.0f} s; on a busy machine this takes half a minute")
+            if waited_s > _START_TIMEOUT_S:
+                raise ServerProcessError(
+                    f"the server was not ready within {_START_TIMEOUT_S:.0f} s; "
+                    "try 'headway serve' to see what it says"
+                )
+            if stop.sleep(_FRAME_S):
+                return False
     return True
 
 

@@ -22,11 +22,14 @@ class FleetMeasures:
     Attributes:
         residents: tally of the robots that are there all the time.
         visitors: tally of those that come for the burst.
+        pilot: tally of the one that was there before, alone. The server counts
+            its questions as well.
     """
 
     def __init__(self) -> None:
         self.residents = Tally()
         self.visitors = Tally()
+        self.pilot = Tally()
         self._lock = threading.Lock()
         self._last: dict[str, Answer] = {}
         self._batch_tokens = 0
@@ -42,6 +45,11 @@ class FleetMeasures:
         """Counts an answer of a robot that came for the burst."""
         with self._lock:
             self.visitors.add(answer)
+
+    def add_pilot(self, answer: Answer) -> None:
+        """Counts an answer to the robot that measures."""
+        with self._lock:
+            self.pilot.add(answer)
 
     def add_text(self, num_tokens: int) -> None:
         """Counts a batch text that is done."""

@@ -8,10 +8,11 @@ import math
 from dataclasses import dataclass
 
 from edge.action import Action
-from edge.answer import percentile_ns
+from edge.answer import Answer, percentile_ns
 from edge.client import RobotClient
 from edge.diff_drive import DiffDriveRobot
 from fleet_sim.demo.load import WORK_ORDER
+from fleet_sim.demo.measures import FleetMeasures
 from headway.clock import MonotonicClock, s_from_ns
 
 __all__ = ["Pilot", "run_pilot"]
@@ -43,8 +44,12 @@ class Pilot:
         return max(_MIN_VISITORS, min(_MAX_VISITORS, swamp))
 
 
-def run_pilot(address: str) -> Pilot:
+def run_pilot(address: str, measures: FleetMeasures) -> Pilot:
     """Asks for a few actions, one after the other.
+
+    Args:
+        address: of the server.
+        measures: where the answers are counted.
 
     Raises:
         CallError: the server gives none.
@@ -52,15 +57,22 @@ def run_pilot(address: str) -> Pilot:
     with RobotClient.connect(
         address, robot_id="pilot", embodiment=DiffDriveRobot.embodiment
     ) as client:
-        resident = [action.round_trip_ns for action in _actions(client, "drive to the goal")]
-        visitor = [action.timings.prefill_ns for action in _actions(client, WORK_ORDER)]
+        actions = _actions(client, measures, "drive to the goal")
+        resident = [action.round_trip_ns for action in actions]
+        actions = _actions(client, measures, WORK_ORDER)
+        visitor = [action.timings.prefill_ns for action in actions]
     return Pilot(percentile_ns(resident, 0.5) or 0, percentile_ns(visitor, 0.5) or 0)
 
 
-def _actions(client: RobotClient, task: str) -> list[Action]:
+def _actions(client: RobotClient, measures: FleetMeasures, task: str) -> list[Action]:
     """A few, with all the time in the world."""
     clock = MonotonicClock()
     robot = DiffDriveRobot("pilot", 0, clock.now_ns(), task=task)
-    return [
-        client.next_action(robot.observe(clock.now_ns()), _PATIENCE_S) for _ in range(_NUM_ASKED)
-    ]
+    actions = []
+    for _ in range(_NUM_ASKED):
+        asked_ns = clock.now_ns()
+        seen = robot.observe(asked_ns)
+        action = client.next_action(seen, _PATIENCE_S)
+        measures.add_pilot(Answer(seen.observation_id, asked_ns, clock.now_ns(), action=action))
+        actions.append(action)
+    return actions

@@ -37,9 +37,19 @@ def summary_lines(
     """
     budget_ms = budget_s * 1e3
     lines = ["What happened", ""]
+    if measures.pilot.num_asked:
+        lines.append(
+            f"  A pilot asked {_times(measures.pilot.num_asked)}, alone, to find out how quick "
+            "this machine is."
+        )
     lines += _group(f"{num_robots} robots", measures.residents, budget_ms)
     if measures.visitors.num_asked:
         lines += _group(f"{num_visitors} visitors", measures.visitors, budget_ms)
+        if measures.visitors.reasons["LATE"] == measures.visitors.num_asked:
+            lines += [
+                "    Not one was taken on: beside what the robots and the other visitors ask, and",
+                "    with step times that vary as they do here, none was sure to be in time.",
+            ]
     lines += [*_batch(status, elapsed_s), "", "What it means", ""]
     lines += _meaning(measures)
     lines += [

@@ -219,6 +219,8 @@ def _count(number: int, style: str) -> Text:
 
 
 def _groups(measures: FleetMeasures) -> Iterator[tuple[str, Tally]]:
+    if measures.pilot.num_asked:
+        yield "pilot", measures.pilot
     yield "residents", measures.residents
     if measures.visitors.num_asked:
         yield "visitors", measures.visitors

@@ -1,10 +1,15 @@
 """`headway demo` in real processes: it shows what it says, and leaves nothing behind."""
 
+import contextlib
+import fcntl
 import os
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
@@ -65,7 +70,7 @@ def test_ends_with_a_summary_that_adds_up() -> None:
     assert "What it means" in output
     assert "\x1b" not in output  # Not a terminal: no control sequences.
     assert max(map(len, output.splitlines())) <= 80
-    asked = [int(n) for n in re.findall(r"asked (\d+) times", output)]
+    asked = [int(n) for n in re.findall(r"asked (\d+) times for", output)]
     # "(n) answered in time", "(n) refused", "(n) came late", "(n) failed".
     ended = [
         int(n) for n in re.findall(r"^ +(\d+) (?:answered|refused|came late|failed)", output, re.M)
@@ -75,6 +80,42 @@ def test_ends_with_a_summary_that_adds_up() -> None:
     # Two robots, once a second, for four seconds; a question more each where the
     # last instant was still met.
     assert 8 <= asked[0] <= 10
+
+
+def on_terminal(*arguments: str) -> str:
+    """What the demo leaves on a terminal of 80 columns, without its control sequences."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+    with subprocess.Popen([*DEMO, *arguments], stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        written = b""
+        # A terminal that nobody writes to any more is an error, and no end.
+        with contextlib.suppress(OSError):
+            while more := os.read(ours, 65536):
+                written += more
+    os.close(ours)
+    assert process.returncode == 0, written
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).replace("\r", "")
+
+
+def test_what_the_server_counts_is_what_the_robots_asked() -> None:
+    """Two tables of the same requests, and a word about those of the pilot."""
+    screen = on_terminal("--seconds", "4")
+    last = screen[screen.rindex("What the server did") : screen.index("What happened")]
+    admitted, reasons = re.findall(r"^interactive +default +(\d+) +(.*?)   ", last, re.M)[-1]
+    refused = sum(int(count) for count in re.findall(r"[A-Z_]+ (\d+)", reasons))
+    rows = {
+        name: [int(number) for number in numbers]
+        for name, *numbers in re.findall(
+            r"^(pilot|residents|visitors) +(\d+) +(\d+) +(\d+) +[\d-]+ +(\d+)", last, re.M
+        )
+    }
+    assert rows["pilot"] == [14, 14, 0, 0]  # Asked, in time, refused, late: seven of each kind.
+    assert "A pilot asked 14 times, alone" in screen
+    asked = sum(row[0] for row in rows.values())
+    late = sum(row[3] for row in rows.values())
+    # What is late before it could be sent, on a machine that is busy, reaches no server.
+    assert asked - late <= int(admitted) + refused <= asked
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])

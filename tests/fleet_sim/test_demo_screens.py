@@ -126,6 +126,33 @@ def test_the_summary_says_what_was_asked_answered_and_refused() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_the_summary_says_why_not_one_visitor_was_served() -> None:
+    """A word more where all were refused as late, and none where one was served."""
+    measures = FleetMeasures()
+    measures.add_resident("amr-1", Answer("o", 0, 90 * MS, action=ACTION))
+    refused = Answer("o", 0, 4 * MS, error=RejectedError("x", reason=Reason.LATE))
+    for _ in range(3):
+        measures.add_visitor(refused)
+    text = summary(measures)
+    assert "Not one was taken on" in text
+    assert max(map(len, text.splitlines())) <= 80
+    measures.add_visitor(Answer("o", 0, 200 * MS, action=ACTION))
+    assert "Not one was taken on" not in summary(measures)
+
+
+def test_the_pilot_s_questions_are_shown_beside_the_others() -> None:
+    """The server counts them: without them its figures would not add up."""
+    measures = measured()
+    assert "pilot" not in summary(measures)
+    for _ in range(14):
+        measures.add_pilot(Answer("o", 0, 60 * MS, action=ACTION))
+    assert "A pilot asked 14 times, alone" in summary(measures)
+    out = io.StringIO()
+    with LiveScreen(Console(file=out, force_terminal=True, width=80, color_system=None)) as screen:
+        screen.show(View(12.0, 30.0, "x", status(), measures))
+    assert "pilot         14       14        0" in out.getvalue()
+
+
 def test_the_summary_does_not_gloss_over_late_answers() -> None:
     """A late answer is called a fault."""
     text = summary(measured(num_late=2))
