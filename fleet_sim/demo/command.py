@@ -151,7 +151,7 @@ def _wait_ready(console: Console, stop: StopRequest, server: ServerProcess) -> b
     with console.status("") as waiting:
         while not server.is_ready:
             waited_s = time.monotonic() - start_s
-            waiting.update(f"{waited_s:.0f} s; on a busy machine this takes half a minute")
+            waiting.update(f"{waited_s:.0f} s; on a busy machine it may take half a minute")
             if waited_s > _START_TIMEOUT_S:
                 raise ServerProcessError(
                     f"the server was not ready within {_START_TIMEOUT_S:.0f} s; "
