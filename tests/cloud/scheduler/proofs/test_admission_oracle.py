@@ -100,6 +100,7 @@ def _rates(counts: Counter[str]) -> tuple[float, float]:
         ("fluid", (0, 0), 0.01, 0.25),
     ],
 )
+@pytest.mark.timeout(600)  # A quarter of a minute of one core, which others may want too.
 def test_the_admission_test_agrees_with_carrying_everything_out(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,

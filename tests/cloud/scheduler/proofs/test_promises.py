@@ -55,6 +55,7 @@ def _count(seeds: range, request_class: RequestClass, **changes: Any) -> tuple[i
     return num_admitted, late
 
 
+@pytest.mark.timeout(600)  # Half a minute of one core, which others may want too.
 def test_interactive_promises_hold_where_predictions_are_right() -> None:
     """No later arrival breaks one: within the target, on 100 random servers."""
     num_admitted, late = _count(range(100), RequestClass.INTERACTIVE)
