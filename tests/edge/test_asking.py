@@ -100,7 +100,7 @@ def test_stop_ends_it_and_every_question_was_answered() -> None:
 
     def show(answer: Answer) -> None:
         answers.append(answer)
-        if len(answers) == 5:
+        if len(answers) >= 5:  # Two may be shown at once.
             stop.set()
 
     with ScriptedRobotServer() as server, RobotClient.connect(server.address) as client:
