@@ -91,16 +91,26 @@ class DiffDriveRobot:
 
     def _advance(self, to_ns: int) -> None:
         while self._now_ns < to_ns:
-            tick_ns = min(_TICK_NS, to_ns - self._now_ns)
+            left_ns = to_ns - self._now_ns
+            # A robot that was not asked for an hour must not be computed for seconds.
+            tick_ns = left_ns if self._is_at_rest() else min(_TICK_NS, left_ns)
             self._command(tick_ns)
             self._move(tick_ns / 1e9)
             self._now_ns += tick_ns
 
+    def _is_at_rest(self) -> bool:
+        """Whether it stands, and will until it is told otherwise."""
+        return not self.is_moving and self._ordered() is None
+
+    def _ordered(self) -> dict[str, float] | None:
+        """What it is to do now; None where that is nothing (more)."""
+        if self._playing is None:
+            return None
+        action, observed_ns = self._playing
+        return action.step_at(self._now_ns - observed_ns)
+
     def _command(self, tick_ns: int) -> None:
-        values = None
-        if self._playing is not None:
-            action, observed_ns = self._playing
-            values = action.step_at(self._now_ns - observed_ns)
+        values = self._ordered()
         if values is None:
             slower = _HOLD_DECELERATION_M_S2 * tick_ns / 1e9
             self._linear_m_s = math.copysign(

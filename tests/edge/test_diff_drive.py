@@ -111,3 +111,17 @@ def test_a_robot_far_from_its_wall_never_leaves_the_floor() -> None:
         now = robot.observe(second * S)
         robot.play(action(now.observation_id, *[(1.5, 0.0)] * 10), second * S)
         assert all(0 <= seen(now, "odometry", axis) <= 20 for axis in "xy")
+
+
+def test_a_robot_that_was_forgotten_for_years_is_where_it_stopped() -> None:
+    """At once, and not tick by tick; its battery is flat."""
+    robot = robot_in_the_middle()
+    before = robot.observe(0)
+    robot.play(action(before.observation_id, (0.5, 0.0)), 0)
+    stopped = robot.observe(10 * S)
+    assert not robot.is_moving
+    later = robot.observe(30 * 365 * 86_400 * S)
+    for name in ("x", "y", "heading"):
+        assert seen(later, "odometry", name) == seen(stopped, "odometry", name)
+    assert seen(stopped, "power", "battery") > 0
+    assert seen(later, "power", "battery") == 0
