@@ -11,8 +11,14 @@ it; no two observations in a row are alike. An added time is the product's less
 the bare server's.
 
 The chunk is one step of two values: two tokens, hence two turns of the loop
-plan -> execute -> commit. A larger chunk costs one more turn a token, which is
-the scheduler's and the engine's affair; its figure is printed below.
+plan -> execute -> commit for a call that is alone. A larger chunk costs one more
+turn a token, which is the scheduler's and the engine's affair; its figure is
+printed below.
+
+Calls that are there at the same time share their turns, and with them what a
+turn costs. On an engine that costs nothing only streams do: grpc.aio takes
+unary calls in one by one, and each is answered before the next one is there.
+The turns a call are printed below, too.
 """
 
 import argparse
@@ -35,7 +41,8 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.rpc.channel import channel_options, server_options
-from headway.v1 import robot_pb2
+from headway.v1 import operations_pb2, robot_pb2
+from headway.v1.operations_pb2_grpc import OperationsServiceStub
 from headway.v1.robot_pb2_grpc import add_RobotServiceServicer_to_server
 
 CALLERS = (1, 64)
@@ -57,6 +64,7 @@ class Measured:
     calls: int = 0
     wall_s: float = 0.0
     server_cpu_s: float = 0.0
+    turns: int = 0
     latencies_s: list[float] = field(default_factory=list)
 
     @property
@@ -68,6 +76,11 @@ class Measured:
     def cpu_us(self) -> float:
         """CPU time of the server process, per call."""
         return 1e6 * self.server_cpu_s / self.calls
+
+    @property
+    def turns_a_call(self) -> float:
+        """Turns of plan -> execute -> commit, per call."""
+        return self.turns / self.calls
 
     @property
     def p50_ms(self) -> float:
@@ -223,6 +236,17 @@ class ServerProcess:
         times = self._usage.cpu_times()
         return float(times.user + times.system)
 
+    async def num_turns(self) -> int:
+        """Steps of its engine so far; 0 where it has none."""
+        address, options = f"127.0.0.1:{self.port}", channel_options()
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            stub: Any = OperationsServiceStub(channel)
+            try:
+                status = await stub.GetStatus(operations_pb2.GetStatusRequest())
+            except grpc.aio.AioRpcError:
+                return 0
+        return sum(replica.steps for replica in status.replicas)
+
     def close(self) -> None:
         """Ends it."""
         self._process.communicate()
@@ -294,10 +318,12 @@ async def measure(server: ServerProcess, kind: str, num_callers: int, seconds: f
             await asyncio.gather(*(one(call, until, keep) for call in calls))
 
         await all_until(time.perf_counter() + WARM_UP_S, keep=False)
+        turns = await server.num_turns()
         cpu_s, start = server.cpu_s(), time.perf_counter()
         await all_until(start + seconds, keep=True)
         measured.wall_s = time.perf_counter() - start
         measured.server_cpu_s = server.cpu_s() - cpu_s
+        measured.turns = await server.num_turns() - turns
     measured.calls = len(measured.latencies_s)
     return measured
 
@@ -313,6 +339,7 @@ async def compare(
             total.calls += one.calls
             total.wall_s += one.wall_s
             total.server_cpu_s += one.server_cpu_s
+            total.turns += one.turns
             total.latencies_s += one.latencies_s
     return sums
 
@@ -374,11 +401,13 @@ async def run(seconds: float, chunk_steps: int) -> None:
     bare, product = ServerProcess("bare", 1), ServerProcess("product", 1)
     larger = ServerProcess("product", chunk_steps)
     goals: list[Goal] = []
+    turns: list[str] = []
     try:
         for kind in LEAST_RATIO:
             for num_callers in CALLERS:
                 measured = await compare(bare, product, kind, num_callers, seconds)
                 goals += goals_of(kind, num_callers, *measured)
+                turns.append(f"{kind}, {num_callers}: {measured[1].turns_a_call:.2f}")
         refused = await measure(product, "refused", 64, seconds)
         more = await measure(larger, "unary", 64, seconds)
     finally:
@@ -396,6 +425,7 @@ async def run(seconds: float, chunk_steps: int) -> None:
     )
     Console(width=max(100, Console().width)).print(table_of(goals))
     print(
+        f"Turns of the engine a call: {'; '.join(turns)}.\n"
         f"A chunk of {2 * chunk_steps} tokens, 64 callers: {more.per_s:,.0f} /s, "
         f"{more.cpu_us:.0f} µs CPU each.\n"
         f"{os.cpu_count()} cores; load average {load_before:.1f} before and "
