@@ -16,9 +16,9 @@ turn a token, which is the scheduler's and the engine's affair; its figure is
 printed below.
 
 Calls that are there at the same time share their turns, and with them what a
-turn costs. On an engine that costs nothing only streams do: grpc.aio takes
-unary calls in one by one, and each is answered before the next one is there.
-The turns a call are printed below, too.
+turn costs. On an engine that costs nothing streams do and unary calls do not;
+why is not proven, perhaps because grpc.aio takes those in one by one. The turns
+a call are printed below, too.
 """
 
 import argparse
