@@ -189,6 +189,7 @@ async def serve_product(chunk_steps: int) -> None:
         None,
         {
             "server.port": 0,
+            "server.development": True,
             "server.metrics_port": metrics_port,
             "engine.kind": "simulated",
             "actions.chunk_steps": chunk_steps,

@@ -16,7 +16,7 @@ from edge.text import TextPiece
 from edge.wire import action_from_wire, observation_to_wire, sendable, text_piece_from_wire
 from headway.clock import Clock, MonotonicClock, ns_from_s, s_from_ns
 from headway.outcome import Reason
-from headway.rpc.channel import channel_options
+from headway.rpc.credentials import NO_CREDENTIALS, Credentials, open_channel
 from headway.rpc.errors import (
     CallError,
     DeadlineMissedError,
@@ -59,6 +59,7 @@ class RobotClient:
         robot_id: who asks. Must be one that the credential may speak for.
         embodiment: the kind of robot, which fixes what an action looks like.
         address: where the channel goes, for messages; empty where that is not known.
+        credentials: shown with each call.
         clock: what lateness is judged by.
 
     Raises:
@@ -72,6 +73,7 @@ class RobotClient:
         robot_id: str,
         embodiment: str,
         address: str = "",
+        credentials: Credentials = NO_CREDENTIALS,
         clock: Clock | None = None,
     ) -> None:
         if not (
@@ -85,6 +87,7 @@ class RobotClient:
         self._stub = RobotServiceStub(channel)
         self._robot_id = robot_id
         self._embodiment = embodiment
+        self._metadata = credentials.metadata
         self._clock = clock if clock is not None else MonotonicClock()
         self._margin = NetworkMargin()
         self._margin_lock = threading.Lock()
@@ -93,7 +96,12 @@ class RobotClient:
 
     @classmethod
     def connect(
-        cls, address: str, *, robot_id: str = "robot-1", embodiment: str = "diff_drive"
+        cls,
+        address: str,
+        *,
+        robot_id: str = "robot-1",
+        embodiment: str = "diff_drive",
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> Self:
         """A client of the server at `address` ("host:port"); use it with `with`.
 
@@ -102,14 +110,22 @@ class RobotClient:
 
         Raises:
             InvalidRequestError: `address` or `robot_id` is none.
+            HeadwayError: a file of `credentials` cannot be read, or an API key
+                would cross a network in the clear.
         """
         if not _ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < 2**16:
             raise InvalidRequestError(
                 f"an address must be host:port, such as 127.0.0.1:50051, got {address!r}"
             )
-        channel = grpc.insecure_channel(address, options=channel_options())
+        channel = open_channel(address, credentials)
         try:
-            return cls(channel, robot_id=robot_id, embodiment=embodiment, address=address)
+            return cls(
+                channel,
+                robot_id=robot_id,
+                embodiment=embodiment,
+                address=address,
+                credentials=credentials,
+            )
         except InvalidRequestError:
             channel.close()
             raise
@@ -225,7 +241,9 @@ class RobotClient:
             observation=observation_to_wire(observation, left_ns - margin_ns),
         )
         try:
-            response = self._stub.NextAction(request, timeout=s_from_ns(left_ns))
+            response = self._stub.NextAction(
+                request, timeout=s_from_ns(left_ns), metadata=self._metadata
+            )
         except (grpc.RpcError, ValueError) as error:
             meant = self._error(error)
             self._learn_from_no(meant, sent_ns)
@@ -242,7 +260,7 @@ class RobotClient:
         self._refuse_if_closed()
         call = None
         try:
-            call = self._stub.Generate(request, timeout=timeout_s)
+            call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
             for response in call:
                 yield text_piece_from_wire(response)
         except (grpc.RpcError, ValueError) as error:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -13,6 +14,7 @@ from edge.answer import Answer, AnswerKind, Tally
 from edge.asking import AskingLoop
 from edge.client import RobotClient
 from edge.diff_drive import DiffDriveRobot
+from headway.cli.credential_options import credential_options, credentials_given
 from headway.rpc.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -52,8 +54,15 @@ _TIMES_HEADER = "queue prefill decode total trip"
 )
 @click.option("--robot-id", default="robot-1", show_default=True, help="Name of the robot.")
 @click.option("--seed", default=1, show_default=True, help="Where it starts and wants to go.")
+@credential_options
 def robot(
-    address: str, rate: float, budget: float, count: int | None, robot_id: str, seed: int
+    address: str,
+    rate: float,
+    budget: float,
+    count: int | None,
+    robot_id: str,
+    seed: int,
+    **given: Any,
 ) -> None:
     """Act as a robot against a server: ask for actions at a steady rate.
 
@@ -62,12 +71,16 @@ def robot(
     server's queue, prefill, decode, in all there, and the robot's own round
     trip.
     """
+    credentials = credentials_given(**given)
     screen = _Screen(address)
     body = DiffDriveRobot(robot_id, seed, time.monotonic_ns())
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with RobotClient.connect(
-            address, robot_id=robot_id, embodiment=DiffDriveRobot.embodiment
+            address,
+            robot_id=robot_id,
+            embodiment=DiffDriveRobot.embodiment,
+            credentials=credentials,
         ) as client:
             asking = AskingLoop(client, body, rate_hz=rate, budget_s=budget, on_answer=screen.show)
             screen.header(robot_id, rate, budget)
@@ -81,7 +94,8 @@ def robot(
     screen.footer()
     if count is not None and not screen.was_reached:
         raise UnavailableError(
-            f"no server was reached at {address}; start one with 'headway serve', or see --address"
+            f"no server was reached at {address}; start one with 'headway serve --dev', "
+            "or see --address"
         )
 
 

@@ -1,6 +1,6 @@
 """A robot in a few lines: ask for actions, play them, and act safely on a "no".
 
-Start a server first (`headway serve`), then: python examples/robot.py
+Start a server first (`headway serve --dev`), then: python examples/robot.py
 """
 
 import sys

@@ -1,7 +1,7 @@
 """The contract without our client: nothing but gRPC's generated stub.
 
 What a robot in any language does; the .proto files are in proto/headway/v1.
-Start a server first (`headway serve`), then: python examples/stock_stub.py
+Start a server first (`headway serve --dev`), then: python examples/stock_stub.py
 """
 
 import sys
@@ -46,7 +46,7 @@ def explain(error: grpc.RpcError, address: str) -> None:
     details = metadata.get("grpc-status-details-bin")
     if details is None and error.code() is grpc.StatusCode.UNAVAILABLE:
         # By gRPC itself. A "no" of the server's own has details.
-        print(f"no server at {address}; start one with 'headway serve'")
+        print(f"no server at {address}; start one with 'headway serve --dev'")
         return
     print(f"no: {error.code().name}: {error.details()}")
     if isinstance(details, bytes):

@@ -13,22 +13,29 @@ from cloud.engine.tokenizer import Tokenizer, load_tokenizer
 from cloud.scheduler.policy import Policy
 from cloud.scheduler.types import ReplicaSpec
 from cloud.server.action import ActionCodec
-from cloud.server.assembly import engine_factory, make_scheduler, replica_spec
+from cloud.server.assembly import (
+    engine_factory,
+    make_authenticator,
+    make_scheduler,
+    replica_spec,
+)
 from cloud.server.calls import CallGate
 from cloud.server.dispatcher import Dispatcher
 from cloud.server.gauges import Gauges
 from cloud.server.generate import Generate
 from cloud.server.health import Health
-from cloud.server.identity import DevelopmentAuthenticator, require_loopback
+from cloud.server.identity import require_guarded
 from cloud.server.ledger import Ledger, StepTimes
 from cloud.server.model_folder import model_folder
 from cloud.server.next_action import ActionRequests
 from cloud.server.operations_service import OPERATIONS_SERVICE, Observed, OperationsService
+from cloud.server.replays import Replays
 from cloud.server.replica import Replica
 from cloud.server.robot_service import ROBOT_SERVICE, RobotService
 from cloud.server.session import Sessions
+from cloud.server.tls import server_credentials
 from headway.clock import MonotonicClock, ns_from_s
-from headway.config import Settings
+from headway.config import ServerSettings, Settings
 from headway.errors import HeadwayError
 from headway.rpc.channel import server_options
 from headway.telemetry.metrics import Metrics
@@ -69,7 +76,7 @@ class Server:
         make_engine: Callable[[], Engine] | None = None,
         policy: ObservedPolicy | None = None,
     ) -> None:
-        require_loopback(settings.server.host)
+        require_guarded(settings.server)
         self.settings = settings
         self.port = 0
         folder = model_folder(settings.engine.model)
@@ -91,7 +98,7 @@ class Server:
             ),
         )
         self._gate = CallGate(
-            DevelopmentAuthenticator(settings.tenants),
+            make_authenticator(settings, self._clock),
             self.dispatcher.ledger,
             settings.server.max_calls,
             settings.server.write_timeout_s,
@@ -172,7 +179,7 @@ class Server:
         server = grpc.aio.server(options=server_options(max_message_bytes=listen.max_message_bytes))
         self._grpc = server
         # The address first: it costs nothing, and is what most often fails.
-        self.port = _bind(server, listen.host, listen.port)
+        self.port = _bind(server, listen)
         if listen.metrics_port:
             self._metrics_server = self._metrics.serve(listen.host, listen.metrics_port)
         await self.dispatcher.start()
@@ -227,7 +234,9 @@ class Server:
         self.is_trained_to_act = not self.model.is_untrained and (
             codec.has_action_tokens or bool(settings.actions.adapter)
         )
-        requests = ActionRequests(codec, self.dispatcher, adapter=settings.actions.adapter)
+        requests = ActionRequests(
+            codec, self.dispatcher, Replays(self._clock.now_ns), adapter=settings.actions.adapter
+        )
         sessions = Sessions(requests, settings.server, settings.actions, self._clock)
         generate = Generate(
             self.dispatcher,
@@ -253,15 +262,19 @@ async def _start_whole(server: grpc.aio.Server) -> None:
         raise
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def _bind(server: grpc.aio.Server, settings: ServerSettings) -> int:
     """The port that was taken.
 
     Raises:
-        HeadwayError: it cannot be had.
+        HeadwayError: it cannot be had, or the files for TLS are not usable.
     """
+    host, port = settings.host, settings.port
     target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    tls = server_credentials(settings.tls) if settings.tls.certificate else None
     try:
-        bound: int = server.add_insecure_port(target)
+        bound: int = (
+            server.add_secure_port(target, tls) if tls else server.add_insecure_port(target)
+        )
     except RuntimeError:
         bound = 0
     if not bound:

@@ -10,7 +10,9 @@ from cloud.engine.spec import EngineSpec
 from cloud.scheduler.config import ClassConfig, SchedulerConfig, TenantConfig
 from cloud.scheduler.scheduler import Scheduler
 from cloud.scheduler.types import ReplicaSpec
-from headway.clock import ns_from_s
+from cloud.server.identity import CredentialAuthenticator
+from cloud.server.keys import KeyFile, KeyRing
+from headway.clock import Clock, ns_from_s
 from headway.config import (
     EngineSettings,
     InteractiveSettings,
@@ -20,7 +22,13 @@ from headway.config import (
 )
 from headway.cost_model import CostModel, fit
 
-__all__ = ["engine_factory", "make_scheduler", "replica_spec", "scheduler_config"]
+__all__ = [
+    "engine_factory",
+    "make_authenticator",
+    "make_scheduler",
+    "replica_spec",
+    "scheduler_config",
+]
 
 
 def make_scheduler(settings: Settings) -> Scheduler:
@@ -51,6 +59,22 @@ def scheduler_config(settings: Settings) -> SchedulerConfig:
         lane_window_ns=ns_from_s(given.starvation_window_s),
         target_miss_share=given.target_miss_share,
         use_prefix_cache=given.prefix_cache,
+    )
+
+
+def make_authenticator(settings: Settings, clock: Clock) -> CredentialAuthenticator:
+    """Who may call, by `settings`.
+
+    Raises:
+        ConfigError: the file of keys is not usable.
+    """
+    server = settings.server
+    keys = KeyRing(KeyFile(Path(server.keys_file)), clock) if server.keys_file else None
+    return CredentialAuthenticator(
+        settings.tenants,
+        keys=keys,
+        trusts_certificates=bool(server.tls.client_authorities),
+        development=server.development,
     )
 
 

@@ -33,6 +33,9 @@ _EXIT_AT_ONCE = 130
 @click.option("--port", type=click.IntRange(0, 65535), help="TCP port; 0 takes a free one.")
 @click.option("--model", metavar="NAME|FOLDER|tiny", help="Model to serve.")
 @click.option("--engine", type=click.Choice(["torch", "simulated"]), help="What runs the model.")
+@click.option(
+    "--dev", is_flag=True, default=None, help="Serve anyone on this machine, without credentials."
+)
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Prometheus port; 0 is off.")
 @click.pass_context
 def serve(
@@ -41,6 +44,7 @@ def serve(
     port: int | None,
     model: str | None,
     engine: str | None,
+    dev: bool | None,
     metrics_port: int | None,
 ) -> None:
     """Serves a model to robots until it is told to stop (Ctrl-C, SIGTERM).
@@ -52,6 +56,7 @@ def serve(
         {
             "server.port": port,
             "server.metrics_port": metrics_port,
+            "server.development": dev,
             "engine.model": model,
             "engine.kind": engine,
         },
@@ -79,6 +84,11 @@ async def _serve(settings: Settings) -> int:
             f"headway: serving {server.model.name}{_caution(server)} on {server.address}, "
             f"{settings.engine.kind} engine. Ctrl-C stops"
         )
+        if settings.server.development:
+            _log.warning(
+                "development_mode",
+                message="anyone on this machine may call without a credential",
+            )
         running = asyncio.create_task(server.run())
         if await signals.outlasted_by(running, times=1):
             return _EXIT_BUG

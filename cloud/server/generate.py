@@ -112,7 +112,7 @@ class Generate:
         if isinstance(answer, Rejected):
             raise CallRefused.of_rejected(answer)
         try:
-            await self._stream(call, StopFilter(message.stop), context)
+            await self._stream(call, StopFilter(message.stop), identity, context)
         finally:
             self._dispatcher.cancel(call)
 
@@ -131,6 +131,7 @@ class Generate:
         check_generate(message)
         request_class = _CLASSES[message.priority]
         identity.require_class(request_class)
+        identity.require_model(self._model)
         request_id = f"text-{next(self._numbers)}"
         prompt = await self._tokens(message.prompt)
         request = Request(
@@ -198,9 +199,12 @@ class Generate:
             )
         return arrived_ns + span_ns
 
-    async def _stream(self, call: _TextCall, stop: StopFilter, context: Context) -> None:
+    async def _stream(
+        self, call: _TextCall, stop: StopFilter, identity: Identity, context: Context
+    ) -> None:
         detokenizer = self._tokenizer.detokenizer()
         while tokens := await call.read():
+            identity.require_current()
             text = stop.push("".join([detokenizer.push(token) for token in tokens]))
             if text:
                 await self._write(context, robot_pb2.GenerateResponse(text=text))

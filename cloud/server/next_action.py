@@ -13,8 +13,9 @@ from cloud.server.call import Call
 from cloud.server.dispatcher import Dispatcher
 from cloud.server.identity import Identity
 from cloud.server.refused import CallRefused
+from cloud.server.replays import ObservationKey, Replays
 from cloud.server.validation import budget_ns, check_observation
-from headway.outcome import Outcome, RequestClass
+from headway.outcome import Outcome, Reason, RequestClass
 from headway.v1 import robot_pb2
 
 __all__ = ["ActionCall", "ActionRequests", "fill_timings"]
@@ -29,15 +30,16 @@ class ActionCall(Call):
         observation_id: of the robot.
         embodiment: of the robot.
         robot: (tenant, robot id).
-        tell_owner: told the end, once `ActionRequests` has forgotten the call.
+        owners: told the end, once `ActionRequests` has forgotten the call: who asked,
+            and who asked the same again.
     """
 
-    __slots__ = ("embodiment", "observation_id", "robot", "tell_owner")
+    __slots__ = ("embodiment", "observation_id", "owners", "robot")
 
     observation_id: str
     embodiment: Embodiment
     robot: tuple[str, str]
-    tell_owner: "Callable[[ActionCall], None]"
+    owners: "list[Callable[[ActionCall], None]]"
 
 
 class ActionRequests:
@@ -46,6 +48,7 @@ class ActionRequests:
     Args:
         codec: speaks the model's language.
         dispatcher: runs the requests.
+        replays: remembers what robots asked lately.
         adapter: that chooses actions; empty for the model itself.
         sees_images: whether the model has a vision encoder.
     """
@@ -54,12 +57,14 @@ class ActionRequests:
         self,
         codec: ActionCodec,
         dispatcher: Dispatcher,
+        replays: Replays,
         *,
         adapter: str = "",
         sees_images: bool = False,
     ) -> None:
         self._codec = codec
         self._dispatcher = dispatcher
+        self._replays = replays
         self._adapter = adapter
         self._sees_images = sees_images
         self._sampling = Sampling(allowed_tokens=codec.allowed_tokens)
@@ -95,6 +100,9 @@ class ActionRequests:
     ) -> ActionCall:
         """Asks for the actions that answer `observation`.
 
+        The same observation again, by its id, is answered by the call that there is
+        for it, which may have ended: then `on_ended` is told at once.
+
         Args:
             identity: who asks.
             robot_id: checked already.
@@ -106,20 +114,28 @@ class ActionRequests:
             prefix: path of the observation, for errors.
 
         Raises:
-            CallRefused: it is malformed, not allowed, or was not admitted.
+            CallRefused: it is malformed, not allowed, or was not admitted; CONFLICT,
+                its id was another observation's.
         """
         robot = (identity.tenant, robot_id)
+        key = (*robot, observation.observation_id)
         try:
+            identity.require_robot(robot_id)
             identity.require_class(RequestClass.INTERACTIVE)
+            identity.require_model(self._codec.model)
             identity.require_adapter(self._adapter)
             check_observation(observation, sees_images=self._sees_images, prefix=prefix)
             deadline_ns = _deadline_ns(observation, arrived_ns, call_deadline_ns, prefix)
             prompt = self._codec.prompt(embodiment, observation)
+            known = self._known(key, embodiment, prompt, prefix)
         except CallRefused as refused:
             # Its id may be what is wrong.
             refused.label = f"{robot_id}/{observation.observation_id[:64]}"
             self.refuse(identity, refused)
             raise
+        if known is not None:
+            self._join(known, on_ended)
+            return known
         request_id = f"action-{next(self._numbers)}"
         request = Request(
             request_id=request_id,
@@ -144,26 +160,61 @@ class ActionRequests:
         call.observation_id = observation.observation_id
         call.embodiment = embodiment
         call.robot = robot
-        call.tell_owner = on_ended
+        call.owners = [on_ended]
         self._live.setdefault(robot, []).append(call)
         answer = self._dispatcher.submit(call)
         if isinstance(answer, Rejected):
             self._forget(call)
             raise CallRefused.of_rejected(answer)
+        self._replays.keep(key, call)
         return call
 
     def refuse(self, identity: Identity, refused: CallRefused) -> None:
         """Counts a request that was refused before the scheduler was asked."""
         self._dispatcher.ledger.refuse(RequestClass.INTERACTIVE, identity.tenant, refused)
 
-    def release(self, call: ActionCall) -> None:
-        """Lets go of a call, however it stands. May be called twice."""
-        self._dispatcher.cancel(call)
+    def release(self, call: ActionCall, owner: Callable[[ActionCall], None]) -> None:
+        """Lets go of a call, however it stands; the last owner's leave ends it.
+
+        May be called twice.
+        """
+        call.owners = [other for other in call.owners if other != owner]
+        if not call.owners:
+            self._dispatcher.cancel(call)
+
+    def _known(
+        self, key: ObservationKey, embodiment: Embodiment, prompt: tuple[int, ...], prefix: str
+    ) -> ActionCall | None:
+        """The call that answers the observation already.
+
+        Raises:
+            CallRefused: CONFLICT, it answers another one of the same id.
+        """
+        call = self._replays.find(key)
+        if not isinstance(call, ActionCall):
+            return None
+        # What the model reads is all that an answer depends on; the budget, which
+        # shrinks from one attempt to the next, is no part of it.
+        if call.prompt.prompt != prompt or call.embodiment is not embodiment:
+            raise CallRefused(
+                Reason.CONFLICT,
+                f"{prefix}observation_id: '{key[2]}' was another observation's; expected a new "
+                "id for each observation",
+                field=prefix + "observation_id",
+            )
+        return call
+
+    def _join(self, call: ActionCall, on_ended: Callable[[ActionCall], None]) -> None:
+        if call.ended is None:
+            call.owners.append(on_ended)
+        else:
+            on_ended(call)
 
     def _ended(self, call: Call) -> None:
         if isinstance(call, ActionCall):
             self._forget(call)
-            call.tell_owner(call)
+            for tell in tuple(call.owners):
+                tell(call)
 
     def _forget(self, call: ActionCall) -> None:
         live = self._live[call.robot]

@@ -95,4 +95,4 @@ class RobotService:
             return response.SerializeToString()
         finally:
             # The client may be gone: then what it asked for goes too.
-            requests.release(call)
+            requests.release(call, on_ended)

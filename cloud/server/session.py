@@ -144,7 +144,7 @@ class RobotSession:
         for task in listening:
             task.cancel()
         for call in tuple(self._live):
-            self._sessions.requests.release(call)
+            self._sessions.requests.release(call, self._ended)
 
     async def _flush(self, writing: "asyncio.Task[None]") -> None:
         """Lets what was answered get to a robot that reads.
@@ -196,11 +196,13 @@ class RobotSession:
             raise CallRefused.invalid(
                 "hello.rate_hz", f"must be finite and more than 0, got {hello.rate_hz:g}"
             )
+        self._identity.require_robot(hello.robot_id)
         self._embodiment = self._sessions.requests.embodiment(hello.embodiment, "hello.embodiment")
         self._robot_id = hello.robot_id
         self._send(robot_pb2.SessionResponse(settings=self._sessions.settings))
 
     def _take(self, data: bytes) -> None:
+        self._identity.require_current()
         observation_id = ""
         try:
             message = parse(robot_pb2.SessionRequest, data)
@@ -208,14 +210,15 @@ class RobotSession:
             if kind == "observation":
                 observation_id = message.observation.observation_id
                 self._ask(message.observation)
-            elif kind == "hello":
-                raise CallRefused.stream_ended(
-                    Reason.CONFLICT, "hello: only the first message may be one"
-                )
             elif kind is None:
                 raise CallRefused.invalid("message", "none of the contract's is set")
         except CallRefused as refused:
             self._refuse(observation_id, refused)
+            return
+        if kind == "hello":
+            raise CallRefused.stream_ended(
+                Reason.CONFLICT, "hello: only the first message may be one"
+            )
 
     def _ask(self, observation: robot_pb2.Observation) -> None:
         if self._embodiment is None:
@@ -291,6 +294,7 @@ class RobotSession:
         write_ns = ns_from_s(server.write_timeout_s)
         while True:
             await asyncio.sleep(server.heartbeat_interval_s)
+            self._identity.require_current()
             now_ns = self._clock.now_ns()
             if now_ns - self._heard_ns > idle_ns and not self._is_half_closed:
                 raise CallRefused.stream_ended(

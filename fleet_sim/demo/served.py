@@ -23,4 +23,4 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    main(["serve", *sys.argv[1:]])
+    main(["serve", "--dev", *sys.argv[1:]])

@@ -42,6 +42,7 @@ COMMANDS: dict[str, Subcommand] = {
         "cloud,edge,sim",
     ),
     "model": Subcommand("cloud.engine.command:model", "Get, make or check models.", "cloud"),
+    "tenant": Subcommand("cloud.server.tenant_command:tenant", "Make or end API keys.", "cloud"),
     "config": Subcommand("headway.cli.config_command:config", "Explain or check settings."),
     "cost": Subcommand("headway.cli.cost_command:cost", "Fit the step cost model to a log."),
 }

@@ -15,6 +15,7 @@ from headway.config.schema import (
     StandardSettings,
     TelemetrySettings,
     TenantSettings,
+    TlsSettings,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "StandardSettings",
     "TelemetrySettings",
     "TenantSettings",
+    "TlsSettings",
     "load_settings",
     "parse_settings",
 ]

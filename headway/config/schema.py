@@ -27,6 +27,7 @@ __all__ = [
     "StandardSettings",
     "TelemetrySettings",
     "TenantSettings",
+    "TlsSettings",
 ]
 
 ClassName = Literal["interactive", "standard", "batch"]
@@ -62,13 +63,44 @@ Slo = Annotated[
 ]
 
 
+class TlsSettings(Section):
+    """Files in PEM form; read again whenever they change."""
+
+    certificate: str = Field(
+        "", description="Certificate chain of the server; empty: connections are not encrypted."
+    )
+    private_key: str = Field("", description="Its private key. Needed with certificate.")
+    client_authorities: str = Field(
+        "",
+        description="Authorities whose client certificates are taken for credentials (mutual "
+        "TLS); empty: clients need none. Needs certificate.",
+    )
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if bool(self.certificate) != bool(self.private_key):
+            raise ValueError("certificate and private_key are needed together")
+        if self.client_authorities and not self.certificate:
+            raise ValueError("client_authorities needs certificate and private_key")
+        return self
+
+
 class ServerSettings(Section):
     """Where the server listens, and how it treats connections."""
 
     host: str = Field(
         "127.0.0.1",
         min_length=1,
-        description="Address to listen on. Any other than a loopback address needs credentials.",
+        description="Address to listen on. Any other than a loopback address needs credentials "
+        "and TLS.",
+    )
+    development: bool = Field(
+        False,
+        description="Whether callers without a credential are taken for the tenant 'default' "
+        "(or the first). Only on a loopback address.",
+    )
+    keys_file: str = Field(
+        "", description="File of API keys, made by 'headway tenant add'; empty: there are none."
     )
     port: int = Field(50051, ge=0, le=65535, description="TCP port; 0 takes a free one.")
     metrics_port: int = Field(
@@ -111,6 +143,7 @@ class ServerSettings(Section):
     reflection: bool = Field(
         False, description="Whether the server tells its services to tools such as grpcurl."
     )
+    tls: TlsSettings = Field(default_factory=TlsSettings)
 
     @model_validator(mode="after")
     def _outlasts_heartbeat(self) -> Self:
@@ -366,6 +399,26 @@ class TenantSettings(Section):
         ("*",),
         strict=False,
         description="Names of the adapters that the tenant may use; * is all of them.",
+    )
+    models: tuple[str, ...] = Field(
+        ("*",),
+        strict=False,
+        description="Names of the models that the tenant may use; * is all of them.",
+    )
+    robots: tuple[str, ...] = Field(
+        ("*",),
+        strict=False,
+        description="Ids of the robots that the tenant may speak for; * stands for any text.",
+    )
+    subject_names: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="Subject alternative names by which client certificates are known to be the "
+        "tenant's; * stands for any text.",
+    )
+    operator: bool = Field(
+        False,
+        description="Whether the tenant may see all tenants and drain the server.",
     )
     tokens_per_s: float = Field(
         0.0, ge=0, description="Lasting rate of weighted tokens, per second; 0 is unlimited."

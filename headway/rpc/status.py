@@ -111,7 +111,9 @@ STATUS_TABLE: Mapping[Reason, StatusRule] = MappingProxyType(
         Reason.UNAUTHENTICATED: StatusRule(_CODE.UNAUTHENTICATED, UnauthenticatedError),
         Reason.PERMISSION_DENIED: StatusRule(_CODE.PERMISSION_DENIED, PermissionDeniedError),
         Reason.NOT_FOUND: StatusRule(_CODE.NOT_FOUND, NotFoundError),
-        Reason.CONFLICT: StatusRule(_CODE.ALREADY_EXISTS, ConflictError),
+        Reason.CONFLICT: StatusRule(
+            _CODE.ALREADY_EXISTS, ConflictError, wire=robot_pb2.REJECT_REASON_CONFLICT
+        ),
         Reason.INTERNAL: StatusRule(
             _CODE.INTERNAL, InternalError, wire=robot_pb2.REJECT_REASON_INTERNAL
         ),

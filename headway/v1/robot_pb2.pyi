@@ -80,6 +80,10 @@ class _RejectReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RejectRe
     """Larger than the model's context or the memory for it."""
     REJECT_REASON_INTERNAL: _RejectReason.ValueType  # 12
     """A bug; details are in the server's log."""
+    REJECT_REASON_CONFLICT: _RejectReason.ValueType  # 13
+    """The observation's id was another observation's, whose answer is still
+    remembered; choose a new id for each observation.
+    """
 
 class RejectReason(_RejectReason, metaclass=_RejectReasonEnumTypeWrapper):
     """Why the answer is "no"."""
@@ -110,6 +114,10 @@ REJECT_REASON_TOO_LARGE: RejectReason.ValueType  # 11
 """Larger than the model's context or the memory for it."""
 REJECT_REASON_INTERNAL: RejectReason.ValueType  # 12
 """A bug; details are in the server's log."""
+REJECT_REASON_CONFLICT: RejectReason.ValueType  # 13
+"""The observation's id was another observation's, whose answer is still
+remembered; choose a new id for each observation.
+"""
 Global___RejectReason: _TypeAlias = RejectReason  # noqa: Y015
 
 class _Priority:

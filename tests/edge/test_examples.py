@@ -55,7 +55,7 @@ def test_without_a_server_the_examples_say_so_in_plain_words() -> None:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     assert run(["examples/stock_stub.py", address]) == (
-        f"no server at {address}; start one with 'headway serve'\n"
+        f"no server at {address}; start one with 'headway serve --dev'\n"
     )
     assert run(["examples/robot.py", address]) == (
         f"no action: no server at {address}: nobody listens there\nbrake\n" * 5

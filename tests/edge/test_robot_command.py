@@ -92,7 +92,7 @@ def test_a_server_that_is_never_there_is_one_line_and_status_2() -> None:
     done = run("--address", address, "--count", "2", "--rate", "10", "--budget", "0.2")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        f"headway: no server was reached at {address}; start one with 'headway serve', "
+        f"headway: no server was reached at {address}; start one with 'headway serve --dev', "
         "or see --address"
     ]
     assert done.stdout.count("no server at") == 1

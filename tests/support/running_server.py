@@ -42,7 +42,8 @@ async def read_error(stream: Any) -> CallError:
 def settings(**overrides: object) -> Settings:
     """Defaults, on a free port, with `section__key` overrides."""
     dotted = {name.replace("__", "."): value for name, value in overrides.items()}
-    return load_settings(None, {"server.port": 0, "engine.kind": "simulated"} | dotted)
+    defaults = {"server.port": 0, "server.development": True, "engine.kind": "simulated"}
+    return load_settings(None, defaults | dotted)
 
 
 def observation(

@@ -36,7 +36,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-c", "from headway.cli import main; main()"),
-                *("serve", "--port", "0", "--config", str(config), *arguments),
+                *("serve", "--dev", "--port", "0", "--config", str(config), *arguments),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -355,7 +355,6 @@ def test_every_wire_reason_has_one_reason_and_back() -> None:
         Reason.UNAUTHENTICATED,
         Reason.PERMISSION_DENIED,
         Reason.NOT_FOUND,
-        Reason.CONFLICT,
     ],
 )
 def test_reason_that_ends_the_stream_is_no_message(reason: Reason) -> None:
