@@ -24,6 +24,7 @@ a call are printed below, too.
 import argparse
 import asyncio
 import gc
+import itertools
 import os
 import socket
 import subprocess
@@ -52,8 +53,11 @@ WARM_UP_S = 1.0
 # Each measurement is repeated, bare and product in turn: what else the machine
 # does then hits both.
 ROUNDS = 3
-# Made beforehand for each robot, and sent in turn.
+# Made beforehand for each robot, and sent in turn; each time under an id of its own,
+# since the same observation once more would be no new work.
 NUM_REQUESTS = 50
+PLACE_OF_ID = b"obs-0000000000"
+IDS = itertools.count(1)
 _SERVICE = "/headway.v1.RobotService/"
 
 
@@ -90,7 +94,7 @@ class Measured:
 
 def observation(number: int, budget_s: int) -> robot_pb2.Observation:
     """What a small mobile robot sends: pose, goal and battery."""
-    message = robot_pb2.Observation(observation_id=f"obs-{number}", task="drive to the goal")
+    message = robot_pb2.Observation(observation_id=PLACE_OF_ID.decode(), task="drive to the goal")
     moved = 0.013 * number
     for source, values in (
         ("odometry", {"x": 12.375 + moved, "y": -3.25 + moved, "heading": 1.571, "speed": 0.5}),
@@ -120,6 +124,11 @@ def requests_of(robot: int, kind: str) -> list[bytes]:
         )
         messages.append(request.SerializeToString())
     return messages
+
+
+def numbered(request: bytes) -> bytes:
+    """The request with an id that no other one has."""
+    return request.replace(PLACE_OF_ID, b"obs-%010d" % next(IDS))
 
 
 # --- The two servers, each in a process of its own. ---
@@ -267,7 +276,7 @@ async def _unary(channel: grpc.aio.Channel, robot: int) -> Call:
 
     async def call(number: int) -> None:
         # The bare server's answer is of the same size.
-        assert len(await ask(requests[number % NUM_REQUESTS], timeout=10)) > ANSWER_BYTES
+        assert len(await ask(numbered(requests[number % NUM_REQUESTS]), timeout=10)) > ANSWER_BYTES
 
     return call
 
@@ -277,7 +286,7 @@ async def _refused(channel: grpc.aio.Channel, robot: int) -> Call:
     requests = requests_of(robot, "refused")
 
     async def call(number: int) -> None:
-        code = await ask(requests[number % NUM_REQUESTS], timeout=10).code()
+        code = await ask(numbered(requests[number % NUM_REQUESTS]), timeout=10).code()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, code
 
     return call
@@ -293,7 +302,7 @@ async def _session(channel: grpc.aio.Channel, robot: int) -> Call:
     assert answer.HasField("settings"), answer
 
     async def call(number: int) -> None:
-        await stream.write(requests[number % NUM_REQUESTS])
+        await stream.write(numbered(requests[number % NUM_REQUESTS]))
         # What is shorter is a heartbeat: every two seconds, where nobody is refused.
         while len(answer := await stream.read()) <= ANSWER_BYTES:
             heartbeat = robot_pb2.SessionResponse.FromString(answer)
