@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from cloud.engine.api import Engine, EngineDescription, EngineLostError
@@ -189,7 +190,12 @@ class Server:
         )
         server.add_generic_rpc_handlers((self._robots.handler(), operations.handler()))
         if listen.reflection:
-            names = (ROBOT_SERVICE, OPERATIONS_SERVICE, reflection.SERVICE_NAME)
+            names = (
+                ROBOT_SERVICE,
+                OPERATIONS_SERVICE,
+                health.SERVICE_NAME,
+                reflection.SERVICE_NAME,
+            )
             reflection.enable_server_reflection(names, server)
         await _start_whole(server)
         self._tell_health()
