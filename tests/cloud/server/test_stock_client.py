@@ -21,8 +21,7 @@ ROOT = Path(__file__).parents[3]
 # What a robot's developer would write with nothing but the generated stubs.
 CLIENT = """
 import sys
-# Python's own finders alone: not the one that leads to the checkout.
-sys.meta_path[:] = [one for one in sys.meta_path if isinstance(one, type)]
+sys.path.remove(sys.argv[2])  # The checkout, which is installed in place.
 import grpc
 from headway.v1 import robot_pb2, robot_pb2_grpc
 
@@ -67,7 +66,7 @@ async def test_a_client_generated_from_the_proto_files_alone_is_served(tmp_path:
         settings(), make_engine=ScriptedEngine, policy=FifoPolicy()
     ) as running:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(script), running.server.address),
+            *(sys.executable, str(script), running.server.address, str(ROOT)),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={},
