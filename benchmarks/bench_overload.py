@@ -46,6 +46,7 @@ from tests.support.verifier import read_log, verify
 BUDGET_S = 0.5
 MAX_STEP_S = 0.1
 T0_S, PREFILL_TOKEN_S, DECODE_S = 0.025, 0.0001, 0.0025
+WARM_UP_S = 2.0
 NUM_BATCH_STREAMS = 48
 BATCH_TOKENS = 48
 LOADS = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -57,8 +58,8 @@ NOISE = 0.02
 # --- The server, in a process of its own. ---
 
 
-async def serve(max_step_s: float, log_path: Path) -> None:
-    """Serves until standard input ends, then writes the decision log."""
+async def serve(engine: str, max_step_s: float, log_path: Path) -> None:
+    """Serves until standard input ends, then writes the decision log and step times."""
     from cloud.scheduler.scheduler import Scheduler
     from cloud.server.app import Server
     from cloud.server.assembly import scheduler_config
@@ -70,7 +71,7 @@ async def serve(max_step_s: float, log_path: Path) -> None:
         {
             "server.port": 0,
             "server.development": True,
-            "engine.kind": "simulated",
+            "engine.kind": engine,
             "engine.kv_tokens": 65_536,
             "engine.simulated.t0_s": T0_S,
             "engine.simulated.prefill_token_s": PREFILL_TOKEN_S,
@@ -87,6 +88,8 @@ async def serve(max_step_s: float, log_path: Path) -> None:
     print(server.port, flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await server.stop(grace_s=5)
+    times = server.dispatcher.replicas[0].times
+    records.append({"kind": "times", "added": [*times.added_ns], "steps": [*times.engine_ns]})
     with log_path.open("w", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record) + "\n")
@@ -95,12 +98,12 @@ async def serve(max_step_s: float, log_path: Path) -> None:
 class Serving:
     """A server under one setting, and its decision log once it has ended."""
 
-    def __init__(self, max_step_s: float, folder: Path) -> None:
+    def __init__(self, engine: str, max_step_s: float, folder: Path) -> None:
         self.log_path = folder / f"log-{time.monotonic_ns()}.jsonl"
         self._process = subprocess.Popen(
             [
                 *(sys.executable, __file__, "--serve", str(self.log_path)),
-                *("--max-step-s", str(max_step_s)),
+                *("--max-step-s", str(max_step_s), "--engine", engine),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -135,6 +138,8 @@ class Run:
     batch_tokens_per_s: float = 0.0
     engine_share: float = 0.0  # Of all time, that robots' own tokens took.
     violations: int = 0
+    added_ns: Sequence[int] = ()  # Of the latest steps, outside the engine.
+    steps_ns: Sequence[int] = ()  # And in it.
 
     @property
     def num_asked(self) -> int:
@@ -254,13 +259,14 @@ async def measure(
     seed: int = 1,
     with_batch: bool = False,
     max_step_s: float = MAX_STEP_S,
+    engine: str = "simulated",
     folder: Path,
 ) -> Run:
     """One run against a fresh server."""
-    serving = Serving(max_step_s, folder)
+    serving = Serving(engine, max_step_s, folder)
     try:
         # Connections, code paths and the scheduler's margin are warm before it counts.
-        await robots(serving.address, max(per_s, 5.0), 2.0, seed + 1000)
+        await robots(serving.address, max(per_s, 5.0), WARM_UP_S, seed + 1000)
         if with_batch:
             async with batch_work(serving.address):
                 await asyncio.sleep(2.0)
@@ -272,8 +278,10 @@ async def measure(
             run = await _robots_or_rest(serving.address, per_s, seconds, seed)
     finally:
         await asyncio.to_thread(serving.close)
-    run.violations = len(verify(read_log(serving.log_path)))
-    run.engine_share = own_share(serving.log_path, seconds)
+    *records, times = read_log(serving.log_path)
+    run.violations = len(verify(records))
+    run.engine_share = own_share(records, seconds)
+    run.added_ns, run.steps_ns = times["added"], times["steps"]
     serving.log_path.unlink()
     return run
 
@@ -285,18 +293,20 @@ async def _robots_or_rest(address: str, per_s: float, seconds: float, seed: int)
     return Run(0.0, seconds)
 
 
-def own_share(log_path: Path, seconds: float) -> float:
+def own_share(records: Sequence[dict[str, Any]], seconds: float) -> float:
     """Share of the run's time that robots' tokens cost beside what each step costs anyhow."""
     is_robots: dict[str, bool] = {}
-    own_s = 0.0
-    for record in read_log(log_path):
-        if record["kind"] == "submit":
+    own_ns, prefill_ns, decode_ns = 0.0, 0.0, 0.0
+    for record in records:
+        if record["kind"] == "replica_up":
+            prefill_ns, decode_ns = record["cost"]["prefill_ns"], record["cost"]["decode_ns"]
+        elif record["kind"] == "submit":
             is_robots[record["id"]] = record["class"] == 0
         elif record["kind"] == "plan":
             for name, _, num_tokens, is_prefill, *_ in record["items"]:
                 if is_robots.get(name):
-                    own_s += num_tokens * PREFILL_TOKEN_S if is_prefill else DECODE_S
-    return own_s / (seconds + 2.0)
+                    own_ns += num_tokens * prefill_ns if is_prefill else decode_ns
+    return own_ns / 1e9 / (seconds + WARM_UP_S)
 
 
 # --- What it shows. ---
@@ -369,7 +379,7 @@ def show_loads(console: Console, runs: Sequence[tuple[float, Run]]) -> bool:
     """A row a load, and the goals over all of them."""
     table = Table(title="Robots alone, by load")
     for column in ("load", "asked/s", "in time/s", "refused", "late, missed", "answer p50",
-                   "answer p99", "refusal p50", "refusal p99", "log"):  # fmt: skip
+                   "answer p99", "refusal p50", "refusal p99", "added a step", "log"):  # fmt: skip
         table.add_column(column, justify="right")
     for load, run in runs:
         table.add_row(
@@ -380,6 +390,9 @@ def show_loads(console: Console, runs: Sequence[tuple[float, Run]]) -> bool:
             f"{run.num_late}, {run.num_missed}",
             *(f"{percentile(run.in_time_s, share) * 1e3:.0f} ms" for share in (0.5, 0.99)),
             *(f"{percentile(run.refusals_s, share) * 1e3:.1f} ms" for share in (0.5, 0.99)),
+            "{:.2f}, {:.1f} ms".format(
+                *(percentile(run.added_ns, one) / 1e6 for one in (0.5, 0.99))
+            ),
             "good" if not run.violations else f"{run.violations} broken",
         )
     console.print(table)
@@ -412,6 +425,18 @@ def show_loads(console: Console, runs: Sequence[tuple[float, Run]]) -> bool:
             f"{slowest_s * 1e3:.1f} ms",
             met=slowest_s < 0.020,
         ),
+        *(
+            goal(
+                goals,
+                f"added to a step outside the engine, p50, at {load:g}x",
+                "<= 1 ms and 5 %",
+                f"{percentile(run.added_ns, 0.5) / 1e6:.2f} ms, {added_share(run):.1%} of a step "
+                f"(p99 {percentile(run.added_ns, 0.99) / 1e6:.1f} ms)",
+                met=percentile(run.added_ns, 0.5) <= 1e6 and added_share(run) <= 0.05,
+            )
+            for load, run in runs
+            if load in (1.0, 10.0)
+        ),
         goal(
             goals,
             "broken rules in all decision logs",
@@ -422,6 +447,11 @@ def show_loads(console: Console, runs: Sequence[tuple[float, Run]]) -> bool:
     ]
     console.print(goals)
     return all(met)
+
+
+def added_share(run: Run) -> float:
+    """The median step's time outside the engine, as a share of that in it."""
+    return percentile(run.added_ns, 0.5) / max(1.0, percentile(run.steps_ns, 0.5))
 
 
 def show_frontier(console: Console, frontier: Sequence[tuple[float, Run]]) -> None:
@@ -501,9 +531,42 @@ def plot(
     figure.savefig(path, dpi=120)
 
 
+async def run_torch(console: Console, seconds: float, folder: Path) -> None:
+    """The same beside batch work on the torch engine, which shares the cores; no goals."""
+    flood = await measure(100.0, seconds, engine="torch", folder=folder)
+    one = flood.goodput_per_s
+    table = Table(title=f"The torch engine on the tiny model; flooded it answers {one:.1f}/s")
+    for column in ("robots", "asked/s", "in time/s", "refused", "late, missed", "answer p50",
+                   "answer p99", "refusal p99", "batch tok/s", "added a step", "log"):  # fmt: skip
+        table.add_column(column, justify="right")
+    for name, load, with_batch in (
+        ("flooded", 100.0, False),
+        ("at 0.7x", 0.7 * one, False),
+        ("at 0.7x, with batch", 0.7 * one, True),
+    ):
+        run = flood
+        if load != 100.0:
+            run = await measure(load, seconds, with_batch=with_batch, engine="torch", folder=folder)
+        table.add_row(
+            name,
+            f"{run.load_per_s:.0f}",
+            f"{run.goodput_per_s:.1f}",
+            f"{len(run.refusals_s) / max(1, run.num_asked):.0%}",
+            f"{run.num_late}, {run.num_missed}",
+            *(f"{percentile(run.in_time_s, share) * 1e3:.0f} ms" for share in (0.5, 0.99)),
+            f"{percentile(run.refusals_s, 0.99) * 1e3:.1f} ms",
+            f"{run.batch_tokens_per_s:.0f}",
+            "{:.2f}, {:.1f} ms".format(
+                *(percentile(run.added_ns, one) / 1e6 for one in (0.5, 0.99))
+            ),
+            "good" if not run.violations else f"{run.violations} broken",
+        )
+    console.print(table)
+
+
 async def run_all(seconds: float, out: Path) -> bool:
     """Everything; whether all goals are met."""
-    console = Console(width=118)
+    console = Console(width=132)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         flood = await measure(150.0, seconds / 2, folder=folder)
@@ -528,6 +591,7 @@ async def run_all(seconds: float, out: Path) -> bool:
         runs = [(load, await measure(load * one, seconds, folder=folder)) for load in LOADS]
         is_good &= show_loads(console, runs)
         is_good &= not any(run.violations for _, run in frontier)
+        await run_torch(console, seconds, folder)
     path = out / "overload.png"
     plot(runs, frontier, path)
     with suppress(OSError):
@@ -544,10 +608,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="of a run at one load")
     parser.add_argument("--out", type=Path, default=Path(".cache/overload"), help="for the plots")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--engine", default="simulated", help=argparse.SUPPRESS)
     parser.add_argument("--max-step-s", type=float, default=MAX_STEP_S, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve is not None:
-        asyncio.run(serve(options.max_step_s, options.serve))
+        asyncio.run(serve(options.engine, options.max_step_s, options.serve))
         return
     options.out.mkdir(parents=True, exist_ok=True)
     if not asyncio.run(run_all(options.seconds, options.out)):

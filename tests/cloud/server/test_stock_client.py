@@ -110,7 +110,7 @@ def _reflect_and_call(address: str) -> tuple[set[str], Any]:
         pool = descriptor_pool.DescriptorPool(database)
         service = pool.FindServiceByName("headway.v1.RobotService")
         found = service.methods_by_name["NextAction"]
-        request = message_factory.GetMessageClass(found.input_type)()
+        request: Any = message_factory.GetMessageClass(found.input_type)()
         answer = message_factory.GetMessageClass(found.output_type)
         request.robot_id, request.embodiment = "r1", "diff_drive"
         request.observation.observation_id = "o1"
