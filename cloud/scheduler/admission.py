@@ -18,9 +18,9 @@ __all__ = ["Late", "Placement", "SchedulabilityTest"]
 # With more waiting than this, by class, the fluid test stands in for the
 # roll-forward. Interactive promises are hard, and those that can be kept are few.
 _FORECAST_LIMITS = (256, 48)
-# With this share of the requests refused as late, slack begins to be kept, and how fast it
-# grows with that share; never more than as much again as predicted.
-_CROWDED, _SLACK, _MOST = 0.4, 4.0, 2.0
+# With this share of the requests refused as late, slack begins to be kept; it grows with
+# that share up to a little: more would cost short budgets most of what can be done.
+_CROWDED, _SLACK, _MOST = 0.2, 1.5, 1.15
 _ENOUGH = 16.0  # Requests of late to tell a share from.
 _CROWD = "most are refused at present, and it would leave too little slack to the others"
 # Share of the time that is taken to be left for standard work at the least.

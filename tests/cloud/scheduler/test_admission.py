@@ -109,6 +109,34 @@ def test_promises_hold_under_overload() -> None:
     assert {driver.ended[name].outcome for name in admitted} == {Outcome.COMPLETED}
 
 
+@pytest.mark.parametrize("load", [2, 8])
+def test_what_is_done_does_not_fall_when_more_is_asked(load: int) -> None:
+    """Short budgets, 25 ms a step and 2.5 ms a decode: at 50 ms a token there are at most ten
+    at a time, which need 0.4 s for eight tokens each. That is 25 a second; at twice that
+    and at eight times, four fifths of it are done.
+    """
+    generator = random.Random(1)
+    cost = CostModel(t0_ns=25.0 * MS, prefill_ns=100_000.0, decode_ns=2.5 * MS, margin=1.06)
+    config = SchedulerConfig(interactive=ClassConfig(tpot_target_ns=50 * MS))
+    driver = VirtualDriver(Scheduler(config))
+    driver.add_replica(
+        replica(cost_model=cost), SimulatedSteps(cost, lambda *_: generator.lognormvariate(0, 0.02))
+    )
+    span_s = 15
+    arrivals, at_ns = [], 0.0
+    while (at_ns := at_ns + generator.expovariate(25 * load) * S) < span_s * S:
+        deadline_ns = int(at_ns) + 500 * MS
+        request = interactive(
+            f"r{len(arrivals)}", deadline_ns, prompt_tokens=40, max_output_tokens=8
+        )
+        arrivals.append(Arrival(int(at_ns), request))
+    driver.add(arrivals)
+    driver.run()
+    outcomes = [one.outcome for one in driver.ended.values()]
+    assert outcomes.count(Outcome.COMPLETED) >= 0.8 * 25 * span_s
+    assert len(outcomes) - outcomes.count(Outcome.COMPLETED) <= len(outcomes) // 100
+
+
 def test_refusals_are_necessary() -> None:
     """Forced in one at a time, a refused request misses or makes a promise miss."""
     cases = _refused_cases(seed=11)
