@@ -36,6 +36,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from rich.console import Console
 from rich.table import Table
 
+from edge.network_margin import NetworkMargin
 from headway.rpc.channel import channel_options
 from headway.rpc.status import error_from_rpc
 from headway.v1 import operations_pb2, robot_pb2
@@ -137,7 +138,9 @@ class Run:
     num_late: int = 0  # Answered past the budget, by the robot's own clock.
     num_missed: int = 0  # Admitted, and then told that it would not be.
     batch_tokens_per_s: float = 0.0
-    batch_share: float = 0.0  # Of the step time that robots leave, what batch work filled.
+    idle_share: float = 0.0  # Of all time, what no step ran in.
+    batch_share: float = 0.0  # Of the steps' time beside robots, what batch work filled.
+    margin: NetworkMargin = field(default_factory=NetworkMargin)
     violations: int = 0
     added_ns: Sequence[int] = ()  # Of the latest steps, outside the engine.
     steps_ns: Sequence[int] = ()  # And in it.
@@ -176,13 +179,15 @@ async def one_robot(stub: Any, number: int, seed: int, meant_s: float, run: Run)
     odometry = seen.state.add(name="odometry")
     for name in ("x", "y", "heading"):
         odometry.values.add(name=name, value=round(rng.uniform(-9, 9), 3))
-    seen.budget.FromNanoseconds(round(BUDGET_S * 1e9))
+    # As the product's client does: what the network takes is not the server's to spend.
+    budget_ns = round(BUDGET_S * 1e9)
+    seen.budget.FromNanoseconds(budget_ns - run.margin.margin_ns(budget_ns))
     request = robot_pb2.NextActionRequest(
         robot_id=f"robot-{number}", embodiment="diff_drive", observation=seen
     )
     sent_s = time.perf_counter()
     try:
-        await stub.NextAction(request, timeout=BUDGET_S + 1.0)
+        chunk = (await stub.NextAction(request, timeout=BUDGET_S + 1.0)).action
     except grpc.aio.AioRpcError as error:
         took_s = time.perf_counter() - sent_s
         no = error_from_rpc(error)
@@ -193,9 +198,11 @@ async def one_robot(stub: Any, number: int, seed: int, meant_s: float, run: Run)
         else:
             run.num_missed += 1
         return
+    round_trip_ns = round((time.perf_counter() - sent_s) * 1e9)
+    run.margin.observe(round_trip_ns, chunk.timings.total.ToNanoseconds())
     took_s = time.perf_counter() - meant_s
     # The budget counts from when it was sent: how late this process was is not the server's.
-    if time.perf_counter() - sent_s <= BUDGET_S:
+    if round_trip_ns <= budget_ns:
         run.in_time_s.append(took_s)
     else:
         run.num_late += 1
@@ -282,6 +289,8 @@ async def measure(
     *records, times = read_log(serving.log_path)
     run.violations = len(verify(records))
     run.batch_share = batch_share(records, max_step_s)
+    busy_s = sum(one["elapsed"] for one in records if one["kind"] == "commit") / 1e9
+    run.idle_share = max(0.0, 1 - busy_s / (seconds + WARM_UP_S))
     run.added_ns, run.steps_ns = times["added"], times["steps"]
     serving.log_path.unlink()
     return run
@@ -295,7 +304,7 @@ async def _robots_or_rest(address: str, per_s: float, seconds: float, seed: int)
 
 
 def batch_share(records: Sequence[dict[str, Any]], max_step_s: float) -> float:
-    """Of the step time that robots leave, the share that batch work filled.
+    """Of the steps' time beside robots, the share that batch work filled.
 
     A step may take `max_step_s`, or with a robot in it that class's time between two
     tokens. What is left of that, after the step's own cost and the robots' tokens, is
@@ -343,7 +352,12 @@ def interval(hits: int, count: int) -> str:
 
 
 def show_beside_batch(console: Console, alone: Run, beside: Run, batch_alone: float) -> bool:
-    """The goals of robots beside batch work."""
+    """The goals of robots beside batch work.
+
+    What robots leave is the time that the engine idles while they are alone. Batch work
+    also gets into the steps that robots run in; how much of those it fills is shown.
+    """
+    left = batch_alone * alone.idle_share
     rise_s = percentile(beside.in_time_s, 0.99) - percentile(alone.in_time_s, 0.99)
     # The longest step that an arriving robot finds running, and one of its own.
     allowed_s = MAX_STEP_S + 0.05
@@ -376,11 +390,11 @@ def show_beside_batch(console: Console, alone: Run, beside: Run, batch_alone: fl
         ),
         goal(
             table,
-            "batch work, of the step time that robots leave",
+            "batch tokens/s, of what robots leave",
             ">= 0.8",
-            f"{beside.batch_share:.2f} ({beside.batch_tokens_per_s:.0f} tokens/s; "
-            f"{batch_alone:.0f} alone)",
-            met=beside.batch_share >= 0.8,
+            f"{beside.batch_tokens_per_s / max(1.0, left):.2f} ({beside.batch_tokens_per_s:.0f} of "
+            f"{left:.0f}: {alone.idle_share:.0%} of {batch_alone:.0f})",
+            met=beside.batch_tokens_per_s >= 0.8 * left,
         ),
     ]
     console.print(table)
@@ -408,7 +422,7 @@ def show_loads(console: Console, runs: Sequence[tuple[float, Run]]) -> bool:
             "good" if not run.violations else f"{run.violations} broken",
         )
     console.print(table)
-    after = [run.goodput_per_s for load, run in runs if load >= 1]
+    after = [run.goodput_per_s for load, run in runs if load > 1]
     bad = sum(run.num_late + run.num_missed for _, run in runs)
     admitted = sum(run.num_admitted for _, run in runs)
     slowest_s = max(percentile(run.refusals_s, 0.99) for _, run in runs)
@@ -418,7 +432,7 @@ def show_loads(console: Console, runs: Sequence[tuple[float, Run]]) -> bool:
     met = [
         goal(
             goals,
-            "goodput at any load from 1x on, of the best",
+            "goodput past 1x, the least of the best",
             ">= 0.9",
             f"{min(after) / max(after):.2f}",
             met=min(after) >= 0.9 * max(after),
@@ -472,7 +486,7 @@ def show_frontier(console: Console, frontier: Sequence[tuple[float, Run]]) -> No
     for column in (
         "max_step",
         "batch tokens/s",
-        "of what is left",
+        "of steps filled",
         "admitted",
         "answer p50",
         "answer p99",

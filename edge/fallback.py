@@ -120,8 +120,8 @@ class Fallback:
         self.level = Level.SAFE_STOP
         self.num_drops = 0
         self._since_ns = now_ns
-        self._hold_since_ns = now_ns
-        self._reason = "nothing was answered yet"
+        self._reason = "nothing was answered yet"  # Why the robot is not in CLOUD.
+        self._last_no = ""  # Since the answer that is followed.
         self._chunk: Action | None = None
         self._observed_ns = -1  # Of the chunk.
         self._last_data_ns: dict[str, int] = {}
@@ -167,6 +167,7 @@ class Fallback:
         if end_ns - now_ns < least_ns:
             return False
         self._chunk, self._observed_ns = action, observed_ns
+        self._last_no = ""
         # Whatever was asked before is older now.
         self._asked = {name: at for name, at in self._asked.items() if at > observed_ns}
         return True
@@ -177,7 +178,7 @@ class Fallback:
         """There is no answer, and why; asking again before the hint would be in vain."""
         self._asked.pop(observation_id, None)
         self._settle(observation_id)
-        self._reason = reason
+        self._last_no = reason
         wait_ns = self.config.control_period_ns if retry_after_ns is None else retry_after_ns
         self._ask_not_before_ns = now_ns + max(0, wait_ns)
 
@@ -192,24 +193,25 @@ class Fallback:
         """
         values = self._step(now_ns)
         if values is not None:
-            self._go(Level.CLOUD, now_ns, "")
+            self._go(Level.CLOUD, now_ns)
             return Order(Level.CLOUD, values, self._since_ns)
         if self.level is Level.SAFE_STOP:
             return Order(Level.SAFE_STOP, None, self._since_ns, self._reason)
         stale = self.stale_sources(now_ns)
+        self._reason = f"{stale[0]} is stale" if stale else self._last_no or "no answer came"
         if edge_is_ready and not stale:
-            self._go(Level.EDGE, now_ns, "")
+            self._go(Level.EDGE, now_ns)
         elif self.level is not Level.HOLD:
-            self._hold_since_ns = now_ns
-            self._go(Level.HOLD, now_ns, f"{stale[0]} is stale" if stale else "")
-        elif now_ns - self._hold_since_ns >= self.config.safe_stop_after_ns:
-            self._go(Level.SAFE_STOP, now_ns, "")
+            self._go(Level.HOLD, now_ns)
+        elif now_ns - self._since_ns >= self.config.safe_stop_after_ns:
+            self._go(Level.SAFE_STOP, now_ns)
         return Order(self.level, None, self._since_ns, self._reason)
 
     def stop(self, reason: str, now_ns: int) -> None:
         """Stands at once: a person, or a part that failed, wants it so."""
         self._chunk = None
-        self._go(Level.SAFE_STOP, now_ns, reason)
+        self._since_ns = now_ns  # Also where it stands: what it saw before counts no more.
+        self._go(Level.SAFE_STOP, now_ns)
         self._reason = reason
 
     def should_ask(self, now_ns: int) -> bool:
@@ -226,7 +228,7 @@ class Fallback:
             # Silence: whoever asks does not come back. The answer, if any, is late.
             self._delay.observe_silence()
             self._settle(self._in_flight)
-            self._reason = "no answer came"
+            self._last_no = "no answer came"
         if self._chunk is None or self.level is not Level.CLOUD:
             return True
         ahead_ns = min(self._delay.upper_ns, self.config.budget_ns) + self.config.control_period_ns
@@ -248,8 +250,6 @@ class Fallback:
             return None
         if now_ns >= self._end_ns(chunk, self._observed_ns):
             self._chunk = None
-            if self.level is Level.CLOUD and not self._reason:
-                self._reason = "no answer came"
             return None
         return chunk.step_at(now_ns - self._observed_ns)
 
@@ -262,11 +262,7 @@ class Fallback:
         if self._in_flight == observation_id:
             self._in_flight = None
 
-    def _go(self, level: Level, now_ns: int, reason: str) -> None:
+    def _go(self, level: Level, now_ns: int) -> None:
         if level is not self.level:
             self.num_drops += self.level is Level.CLOUD
             self.level, self._since_ns = level, now_ns
-        if level is Level.CLOUD:
-            self._reason = ""
-        elif reason:
-            self._reason = reason

@@ -123,7 +123,8 @@ def test_what_is_done_does_not_fall_when_more_is_asked(load: int) -> None:
         replica(cost_model=cost), SimulatedSteps(cost, lambda *_: generator.lognormvariate(0, 0.02))
     )
     span_s = 15
-    arrivals, at_ns = [], 0.0
+    arrivals: list[Arrival] = []
+    at_ns = 0.0
     while (at_ns := at_ns + generator.expovariate(25 * load) * S) < span_s * S:
         deadline_ns = int(at_ns) + 500 * MS
         request = interactive(
