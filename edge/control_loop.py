@@ -135,7 +135,7 @@ class ControlLoop:
         self._ticks = self._late_ticks = self._worst_lateness_ns = 0
         self._watchdog_stops = self._asked = self._answered = self._refused = 0
         self._is_taken_over = False
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
 
     def start(self) -> None:
         """Begins to command. May be called once."""
@@ -215,23 +215,25 @@ class ControlLoop:
     # --- the control thread ---
 
     def _control(self) -> None:
-        try:
-            due_ns = self._clock.now_ns()
-            while not self._is_over.is_set():
-                now_ns = self._clock.now_ns()
-                self._note_tick(now_ns, now_ns - due_ns)
-                self._command(now_ns)
-                self._may_ask.set()
-                # From the plan, not from now: periods do not add up their lateness. A
-                # loop that was held up goes on from where time is.
-                due_ns = max(due_ns + self._config.control_period_ns, now_ns)
-                self._is_over.wait(max(0.0, s_from_ns(due_ns - self._clock.now_ns())))
-        except BaseException as error:
-            self._failure = error
-            _log.exception("control_failed")
-            raise
-        finally:
-            self._rest("the control loop has ended")
+        for work in (self._tick_on, self._rest):
+            try:
+                work()
+            except Exception as error:
+                # Kept for whoever closes the loop; a thread has nobody to raise to.
+                self._failure = self._failure or error
+                _log.exception("control_failed")
+
+    def _tick_on(self) -> None:
+        due_ns = self._clock.now_ns()
+        while not self._is_over.is_set():
+            now_ns = self._clock.now_ns()
+            self._note_tick(now_ns, now_ns - due_ns)
+            self._command(now_ns)
+            self._may_ask.set()
+            # From the plan, not from now: periods do not add up their lateness. A
+            # loop that was held up goes on from where time is.
+            due_ns = max(due_ns + self._config.control_period_ns, now_ns)
+            self._is_over.wait(max(0.0, s_from_ns(due_ns - self._clock.now_ns())))
 
     def _note_tick(self, now_ns: int, lateness_ns: int) -> None:
         with self._lock:
@@ -270,8 +272,9 @@ class ControlLoop:
         elapsed_ns = now_ns - self._level_since_ns
         return self._behaviours[order.level].values(self._before, elapsed_ns)
 
-    def _rest(self, reason: str) -> None:
+    def _rest(self) -> None:
         """The last command of all."""
+        reason = "the control loop has ended"
         now_ns = self._clock.now_ns()
         with self._actuating:
             values = self._behaviours[Level.SAFE_STOP].values(self._last, 0)
@@ -325,7 +328,11 @@ class ControlLoop:
         while not self._is_over.wait(s_from_ns(limit_ns) / 4):
             silent_ns = self._clock.now_ns() - self._ticked_ns
             if silent_ns > limit_ns and not self._is_taken_over:
-                self._take_over(silent_ns)
+                try:
+                    self._take_over(silent_ns)
+                except Exception:
+                    # Once more in a while: what cannot be reached now may be later.
+                    _log.exception("watchdog_failed")
 
     def _take_over(self, silent_ns: int) -> None:
         reason = f"the control thread has been silent for {silent_ns / 1e6:.0f} ms"
@@ -338,9 +345,8 @@ class ControlLoop:
         if not self._actuating.acquire(timeout=s_from_ns(_LEAST_WATCHDOG_NS)):
             return
         try:
-            self._is_taken_over = True
             values = self._behaviours[Level.SAFE_STOP].values(self._last, 0)
-            self._last = values
             self._actuate(Command(Level.SAFE_STOP, values, reason, self._clock.now_ns()))
+            self._last, self._is_taken_over = values, True
         finally:
             self._actuating.release()
