@@ -300,6 +300,10 @@ def main() -> int:
     except ValueError as error:
         console.print(str(error))
         return 2
+    except subprocess.TimeoutExpired:
+        # A test that hangs has a time-out of its own: this is a machine that is too slow.
+        console.print(f"{mutant.name}: no verdict within {_TIMEOUT_S} s; run it alone")
+        return 2
     console.print(table)
     console.print(f"{len(chosen) - survivors} of {len(chosen)} killed")
     return 1 if survivors else 0
