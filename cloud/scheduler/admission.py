@@ -18,9 +18,13 @@ __all__ = ["Late", "Placement", "SchedulabilityTest"]
 # With more waiting than this, by class, the fluid test stands in for the
 # roll-forward. Interactive promises are hard, and those that can be kept are few.
 _FORECAST_LIMITS = (256, 48)
-# With this share of the requests refused as late, slack begins to be kept; it grows with
-# that share up to a little: more would cost short budgets most of what can be done.
-_CROWDED, _SLACK, _MOST = 0.2, 1.5, 1.15
+# From the first share of requests refused as late on slack is kept, from the second on all
+# of it: this part of the spare time that budgets have, and never more than half as much
+# again as predicted. Short budgets cannot afford more; docs/decisions/0003 has the sweep.
+_CROWDED, _FULL = 0.2, 0.3
+_OF_SPARE, _MOST = 0.12, 0.5
+_USUAL_SPARE = 1.0  # Of a budget twice as long as needed alone: until others are seen.
+_NEWEST = 1 / 16  # Weight of the newest request's.
 _ENOUGH = 16.0  # Requests of late to tell a share from.
 _CROWD = "most are refused at present, and it would leave too little slack to the others"
 # Share of the time that is taken to be left for standard work at the least.
@@ -54,12 +58,13 @@ class Pressure:
     from: then those who are let in leave slack to each other.
     """
 
-    __slots__ = ("_asked", "_half_life_ns", "_refused", "_updated_ns")
+    __slots__ = ("_asked", "_half_life_ns", "_refused", "_spare", "_updated_ns")
 
     def __init__(self, half_life_ns: int) -> None:
         self._half_life_ns = max(1, half_life_ns)
         self._asked = self._refused = 0.0  # Counts of late; older ones count less.
         self._updated_ns = 0
+        self._spare = _USUAL_SPARE  # Budget over the time needed alone, less one.
 
     def note(self, is_refused: bool, now_ns: int) -> None:
         """Counts an answer."""
@@ -68,13 +73,19 @@ class Pressure:
         self._asked = self._asked * keep + 1.0
         self._refused = self._refused * keep + is_refused
 
+    def note_spare(self, spare: float) -> None:
+        """Takes in how much longer a budget was than what it was for."""
+        self._spare += _NEWEST * (max(0.0, spare) - self._spare)
+
     @property
     def stretch(self) -> float:
-        """Factor on predicted times: 1 up to about twice the load that can be done."""
+        """Factor on predicted times: 1 where most can be done."""
         if self._asked < _ENOUGH:
             return 1.0
-        more = self._refused / self._asked - _CROWDED
-        return min(_MOST, 1 + _SLACK * more) if more > 0 else 1.0
+        pressure = (self._refused / self._asked - _CROWDED) / (_FULL - _CROWDED)
+        if pressure <= 0:
+            return 1.0
+        return 1 + min(pressure, 1.0) * min(_MOST, _OF_SPARE * self._spare)
 
 
 class SchedulabilityTest:
@@ -94,12 +105,14 @@ class SchedulabilityTest:
         without: LiveRequest | None = None,
     ) -> Placement | Late:
         """The replica of earliest predicted completion, or why there is none."""
-        verdict = self._best(newcomer, list(replicas), now_ns, without)
+        replicas = list(replicas)
+        verdict = self._best(newcomer, replicas, now_ns, without)
         if newcomer.rank == 0:
             if isinstance(verdict, Placement):
                 self._pressure.note(False, now_ns)
             elif not verdict.is_hopeless:  # Who is late even alone is no sign of a crowd.
                 self._pressure.note(True, now_ns)
+                self._pressure.note_spare(self._spare(newcomer, replicas, now_ns))
         return verdict
 
     def _best(
@@ -198,6 +211,13 @@ class SchedulabilityTest:
                 cost.t0_ns + cost.decode_ns + cost.kv_ns * newcomer.total_tokens
             )
         return replica.step_end_ns(now_ns) + int(own_ns * stretch)
+
+    def _spare(self, newcomer: LiveRequest, replicas: list[Replica], now_ns: int) -> float:
+        """How much longer its budget is than what it needs alone, as a share of that."""
+        needed_ns = min(
+            self._alone_ns(newcomer, one, now_ns, 1.0) - one.step_end_ns(now_ns) for one in replicas
+        )
+        return (newcomer.deadline_ns - now_ns) / max(1, needed_ns) - 1
 
     def _slack(self, newcomer: LiveRequest) -> float:
         """What is kept under pressure. Standard work yields, and has nobody to keep it for."""
