@@ -74,6 +74,21 @@ def test_a_lost_replica_takes_what_was_swapped_with_it() -> None:
     assert not plan.swap_in
 
 
+def test_what_another_replica_takes_over_is_computed_there_and_leaves_no_copy() -> None:
+    """Host memory is the replica's own: the copy is given up, and the next victim has its room."""
+    bench = _with_a_victim(num_swap_blocks=9)
+    assert len(bench.step().swap_out) == 9
+    scheduler = bench.scheduler
+    scheduler.replica_up(replica("r1", num_blocks=64, num_swap_blocks=9), bench.now_ns)
+    plan = scheduler.plan("r1", bench.now_ns)
+    assert [(item.request_id, item.context_tokens) for item in plan.items] == [("night", 0)]
+    assert not plan.swap_in
+    bench.submit(batch("next", prompt_tokens=128, max_output_tokens=80))
+    bench.steps(6)
+    bench.submit(interactive("late", bench.now_ns + S, prompt_tokens=160, max_output_tokens=3))
+    assert len(bench.step().swap_out) > 0
+
+
 def test_copies_do_not_hold_a_robot_up() -> None:
     """Beyond a sixteenth of the longest step, 6.25 ms, victims are computed again."""
     bench = _with_a_victim(swap_block_ns=0.7 * MS)  # 12.6 ms in all, 6.3 ms of it out.
