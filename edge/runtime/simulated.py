@@ -16,7 +16,8 @@ class SimulatedBackend:
         cost: of a chunk, margin left out.
         control_ns: of a control step.
         clock: moved by every step.
-        noise: factor on each span; asked once a step.
+        chunk_noise: factor on each chunk's time; asked once for each.
+        control_noise: the same of control steps.
 
     Attributes:
         chunks: (start, tokens, bucket) of every chunk that was computed.
@@ -31,12 +32,15 @@ class SimulatedBackend:
         cost: CostModel,
         control_ns: int,
         clock: VirtualClock,
-        noise: Callable[[], float] = lambda: 1.0,
+        *,
+        chunk_noise: Callable[[], float] = lambda: 1.0,
+        control_noise: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self._cost = cost
         self._control_ns = control_ns
         self._clock = clock
-        self._noise = noise
+        self._chunk_noise = chunk_noise
+        self._control_noise = control_noise
         self.chunks: list[tuple[int, tuple[int, ...], int]] = []
         self.fails_next = False
 
@@ -45,7 +49,7 @@ class SimulatedBackend:
     ) -> tuple[int, ...] | None:
         """All tokens of the scene, once it is complete."""
         span_ns = self._cost.predict_ns(StepShape.of([(start, bucket)], []))
-        self._clock.advance(round(span_ns * self._noise()))
+        self._clock.advance(round(span_ns * self._chunk_noise()))
         self._fail_if_told()
         self.chunks.append((start, tuple(tokens), bucket))
         return tuple(tokens) if is_last else None
@@ -53,7 +57,7 @@ class SimulatedBackend:
     def control(self, observation: Sequence[float], scene: object) -> tuple[float, ...]:
         """What was observed."""
         del scene
-        self._clock.advance(round(self._control_ns * self._noise()))
+        self._clock.advance(round(self._control_ns * self._control_noise()))
         self._fail_if_told()
         return tuple(observation)
 

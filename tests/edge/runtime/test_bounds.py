@@ -35,14 +35,22 @@ class World:
     def __init__(
         self,
         config: ReactionConfig,
-        noise: Callable[[], float] = lambda: 1.0,
+        *,
+        chunk_noise: Callable[[], float] = lambda: 1.0,
+        control_noise: Callable[[], float] = lambda: 1.0,
         cost: CostModel = COST,
         planner: Callable[[ReactionConfig, CostModel], ChunkPlanner] = ChunkPlanner,
     ) -> None:
         self.clock = VirtualClock()
         self.results: list[ControlResult] = []
         self.ends: list[SceneEnd] = []
-        self.backend = SimulatedBackend(cost, config.control_worst_ns, self.clock, noise)
+        self.backend = SimulatedBackend(
+            cost,
+            config.control_worst_ns,
+            self.clock,
+            chunk_noise=chunk_noise,
+            control_noise=control_noise,
+        )
         self.schedule = DeviceSchedule(planner(config, cost), 0)
         self.device = Device(
             self.schedule,
@@ -94,7 +102,7 @@ def test_a_query_that_comes_just_after_the_longest_chunk_began_is_in_time() -> N
         world.device.turn()
         starts.append((world.clock.now_ns() - began_ns, began_ns))
     longest_ns, began_ns = max(starts)
-    worst = World(QUERIES, noise=lambda: 1.0)
+    worst = World(QUERIES)
     worst.device.submit(range(4096))
     worst.run(began_ns + 100 * MS, [began_ns + 1])
     (reaction_ns,) = reactions(worst, ControlKind.QUERY)
@@ -113,21 +121,11 @@ def test_no_reaction_is_longer_than_its_bound(
 ) -> None:
     """With chunks and control as slow as the margin and the worst case allow, at random."""
     rng = random.Random(seed)
-    world = World(config)
-    slow = SimulatedBackend(COST, config.control_worst_ns, world.clock)
-    chunk_noise, control_noise = slow.prefill, slow.control
-
-    # Chunks up to the margin longer than predicted, control at most its worst case.
-    def prefill(*arguments: object, **named: object) -> object:
-        slow._noise = lambda: rng.uniform(0.5, COST.margin)
-        return chunk_noise(*arguments, **named)  # type: ignore[arg-type]
-
-    def control(*arguments: object) -> object:
-        slow._noise = lambda: rng.uniform(0.1, 1.0)
-        return control_noise(*arguments)  # type: ignore[arg-type]
-
-    slow.prefill, slow.control = prefill, control  # type: ignore[method-assign,assignment]
-    world.device.backend = slow
+    world = World(
+        config,
+        chunk_noise=lambda: rng.uniform(0.5, COST.margin),
+        control_noise=lambda: rng.uniform(0.1, 1.0),
+    )
     queries, at_ns = [], 0
     if config.query_bound_ns is not None:
         for gap_ms in gaps_ms:
