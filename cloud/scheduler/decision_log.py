@@ -69,6 +69,15 @@ class DecisionLog:
         """No new work from here on."""
         self._sink({"kind": "drain", "at": now_ns})
 
+    def undrain(self, now_ns: int) -> None:
+        """New work again."""
+        self._sink({"kind": "undrain", "at": now_ns})
+
+    def replica_drain(self, replica_id: str, now_ns: int, *, is_draining: bool) -> None:
+        """No new work on a replica, or again some."""
+        kind = "replica_drain" if is_draining else "replica_undrain"
+        self._sink({"kind": kind, "at": now_ns, "replica": replica_id})
+
     def submitted(
         self, request: Request, deadline_ns: int | None, decision: Admitted | Rejected, now_ns: int
     ) -> None:
@@ -139,7 +148,7 @@ class DecisionLog:
         )
 
     def requeued(self, live: LiveRequest, now_ns: int) -> None:
-        """A request of a lost replica waits again, bound to another one or to none."""
+        """A request of a lost or draining replica waits again, bound to another one or to none."""
         replica = live.replica.replica_id if live.replica is not None else ""
         self._sink({"kind": "requeue", "at": now_ns, "id": live.request_id, "replica": replica})
 

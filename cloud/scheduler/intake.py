@@ -160,7 +160,7 @@ class Intake:
             return Refusal(Reason.NO_ENGINE, "no engine is up", _RETRY_NS)
         eligible = self._eligible(live)
         if not eligible:
-            return self._too_large(live)
+            return self._unplaceable(live)
         refusal = self._within_bounds(live, older, now_ns)
         if refusal is not None:
             return refusal
@@ -169,7 +169,16 @@ class Intake:
             return now_ns + round(min(_alone_ns(live, replica) for replica in eligible))
         return self._promise(live, older, eligible, now_ns)
 
-    def _too_large(self, live: LiveRequest) -> Refusal:
+    def _unplaceable(self, live: LiveRequest) -> Refusal:
+        if any(
+            replica.is_draining
+            and replica.is_meant_for(live.tenant)
+            and replica.fits_alone(live.prompt_tokens, live.max_output)
+            for replica in self._replicas.values()
+        ):
+            return Refusal(
+                Reason.DRAINING, "every engine that could take it is drained; ask another server"
+            )
         most = max(replica.spec.max_context_tokens for replica in self._replicas.values())
         room = max(
             replica.spec.num_blocks * replica.spec.block_tokens
@@ -292,6 +301,12 @@ class Intake:
         return placement.replica
 
     # --- books ---
+
+    @property
+    def queued_tokens(self) -> tuple[int, int, int]:
+        """Tokens (prompt and largest output) that wait, by class."""
+        interactive, standard, batch = self._queued_tokens
+        return interactive, standard, batch
 
     def queued(self, live: LiveRequest) -> None:
         """Counts a request that waits."""

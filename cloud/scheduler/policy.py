@@ -62,6 +62,20 @@ class Policy(Protocol):
     def drain(self, now_ns: int) -> None:
         """Refuses new work from now on; what was admitted is finished."""
 
+    def undrain(self, now_ns: int) -> None:
+        """Takes new work again."""
+
+    def drain_replica(self, replica_id: str, now_ns: int) -> None:
+        """Places no new work on a replica from now on; what runs there is finished.
+
+        What waits there and was promised goes to another replica that can keep the
+        promise, else it is finished there too. Without effect on a replica that is
+        not up or drains already.
+        """
+
+    def undrain_replica(self, replica_id: str, now_ns: int) -> None:
+        """Places work on a replica again."""
+
     def advance(self, now_ns: int) -> tuple[Event, ...]:
         """Ends what can no longer make its deadline."""
 

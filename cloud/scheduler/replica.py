@@ -63,6 +63,7 @@ class Replica:
         "growth_evictions",
         "host",
         "interactive_load",
+        "is_draining",
         "lane",
         "last_step_ns",
         "loads",
@@ -94,11 +95,12 @@ class Replica:
             span_ns=config.margin_span_ns,
         )
         self.lane = StarvationLane(config.lane_share, config.lane_window_ns)
-        # Promised work bound here, by class.
+        self.is_draining = False  # Nothing new is placed here.
         # Replicas of the other pool, and up to how many tokens they must take for
         # this one to leave them their pool's work. Empty where there is one pool.
         self.peers: tuple[Replica, ...] = ()
         self.threshold_tokens = 0
+        # Promised work bound here, by class.
         self.waiting = (PromisedQueue(), PromisedQueue())
         # The batch, in the order of joining; for each class who decodes (in the
         # order in which step time is given out when it is short) and who does
@@ -150,6 +152,10 @@ class Replica:
         return min(spec.max_context_tokens, spec.num_blocks * spec.block_tokens)
 
     def is_open_to(self, tenant: str) -> bool:
+        """Whether new work of the tenant may be placed here."""
+        return not self.is_draining and self.is_meant_for(tenant)
+
+    def is_meant_for(self, tenant: str) -> bool:
         """Whether the replica is everybody's, or reserved for this tenant too."""
         return not self.spec.tenants or tenant in self.spec.tenants
 

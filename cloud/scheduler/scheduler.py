@@ -16,6 +16,7 @@ from cloud.scheduler.config import SchedulerConfig
 from cloud.scheduler.decision_log import DecisionLog, LogSink
 from cloud.scheduler.draft import StepDraft
 from cloud.scheduler.expiry import hopeless_from_ns
+from cloud.scheduler.explain import hold_of
 from cloud.scheduler.fairness import Account, Accounts
 from cloud.scheduler.intake import Intake, Refusal
 from cloud.scheduler.policy import Policy
@@ -110,7 +111,7 @@ class Scheduler(Policy):
         seq = self._serial if older is None else older.seq
         live = self._intake.to_live(request, seq=seq, serial=self._serial, now_ns=now_ns)
         refusal = (
-            Refusal(Reason.DRAINING, "the server is being shut down; ask another one")
+            Refusal(Reason.DRAINING, "the server takes no new work; ask another one")
             if self.is_draining
             else self._intake.admit(live, older, now_ns)
         )
@@ -248,6 +249,44 @@ class Scheduler(Policy):
         self.is_draining = True
         if self._log is not None:
             self._log.drain(now_ns)
+
+    def undrain(self, now_ns: int) -> None:
+        """Takes new work again. See `Policy.undrain`."""
+        self.is_draining = False
+        if self._log is not None:
+            self._log.undrain(now_ns)
+
+    def drain_replica(self, replica_id: str, now_ns: int) -> None:
+        """Places no new work on a replica. See `Policy.drain_replica`."""
+        replica = self._replicas.get(replica_id)
+        if replica is None or replica.is_draining:
+            return
+        replica.is_draining = True
+        if self._log is not None:
+            self._log.replica_drain(replica_id, now_ns, is_draining=True)
+        for live in [live for queue in replica.waiting for live in queue]:
+            self._move_away(live, now_ns)
+
+    def _move_away(self, live: LiveRequest, now_ns: int) -> None:
+        """Moves waiting promised work that has not begun to where its promise is kept too."""
+        if live.num_output or live.host is not None:
+            return
+        self._dequeue(live)
+        is_moved = self._intake.bind(live, None, now_ns) is not None
+        self._enqueue(live)  # At its place here, where no other replica can keep the promise.
+        if is_moved:
+            self._watch(live)
+            if self._log is not None:
+                self._log.requeued(live, now_ns)
+
+    def undrain_replica(self, replica_id: str, now_ns: int) -> None:
+        """Places work on a replica again. See `Policy.undrain_replica`."""
+        replica = self._replicas.get(replica_id)
+        if replica is None or not replica.is_draining:
+            return
+        replica.is_draining = False
+        if self._log is not None:
+            self._log.replica_drain(replica_id, now_ns, is_draining=False)
 
     def _replica(self, replica_id: str) -> Replica:
         replica = self._replicas.get(replica_id)
@@ -597,7 +636,12 @@ class Scheduler(Policy):
     def snapshot(self, now_ns: int) -> Snapshot:
         """The state at this instant: per class and tenant, and per replica."""
         return take_snapshot(
-            now_ns, self._accounts, self._replicas.values(), is_draining=self.is_draining
+            now_ns,
+            self._accounts,
+            self._replicas.values(),
+            self._buckets,
+            waiting_tokens=self._intake.queued_tokens,
+            is_draining=self.is_draining,
         )
 
     def explain(self, request_id: str, now_ns: int) -> RequestSnapshot | None:
@@ -612,7 +656,17 @@ class Scheduler(Policy):
         if live.stage is Stage.WAITING:
             queue = self._fair if live.rank == _BATCH else live.home.waiting[live.rank]
             num_ahead = queue.place_of(live)
-        return describe_request(live, num_ahead, now_ns)
+        hold = hold_of(
+            live,
+            num_ahead,
+            self._replicas.values(),
+            self._fair,
+            self._buckets,
+            self._config,
+            is_long=self._intake.is_long(live),
+            now_ns=now_ns,
+        )
+        return describe_request(live, num_ahead, hold, now_ns)
 
     def check_invariants(self) -> None:
         """Compares all books with each other; O(everything), for tests.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cloud.scheduler.bucket import TokenBucket
+from cloud.scheduler.explain import Hold
 from cloud.scheduler.fairness import Accounts
 from cloud.scheduler.replica import Replica
 from cloud.scheduler.request_state import LiveRequest
+from headway.cost_model import CostModel
 from headway.outcome import Reason, RequestClass
 
 __all__ = [
@@ -49,6 +52,7 @@ class RequestSnapshot:
     request_id: str
     request_class: RequestClass
     stage: str  # "waiting" or "running".
+    hold: Hold  # What keeps it from running.
     replica_id: str  # Empty where it is bound to none.
     num_ahead: int  # Waiting requests of its queue that come before it.
     waited_ns: int
@@ -64,6 +68,8 @@ class ReplicaSnapshot:
     """One replica that is up."""
 
     replica_id: str
+    is_draining: bool
+    cost_model: CostModel
     num_running: int
     num_waiting: int  # Promised requests bound to it.
     blocks_total: int
@@ -72,6 +78,7 @@ class ReplicaSnapshot:
     blocks_held: int
     steps: int
     margin: float
+    level: float  # Actual over predicted step time of late.
     interactive_load: float  # Share of time that interactive work takes.
     predicted_wait_ns: int  # Until a request that came now would get step time.
 
@@ -84,10 +91,20 @@ class Snapshot:
     is_draining: bool
     tenants: tuple[TenantSnapshot, ...]
     replicas: tuple[ReplicaSnapshot, ...]
+    # Weighted tokens that each tenant with a rate limit can have now, once it asked.
+    bucket_levels: tuple[tuple[str, float], ...] = ()
+    # Prompt and largest output of what waits, by class.
+    waiting_tokens: tuple[int, int, int] = (0, 0, 0)
 
 
 def take_snapshot(
-    now_ns: int, accounts: Accounts, replicas: Iterable[Replica], *, is_draining: bool
+    now_ns: int,
+    accounts: Accounts,
+    replicas: Iterable[Replica],
+    buckets: Mapping[str, TokenBucket],
+    *,
+    waiting_tokens: tuple[int, int, int],
+    is_draining: bool,
 ) -> Snapshot:
     """Copies the state; sorted by class and tenant."""
     tenants = tuple(
@@ -111,16 +128,22 @@ def take_snapshot(
         for one in sorted(accounts, key=lambda one: (one.rank, one.tenant))
     )
     return Snapshot(
-        now_ns, is_draining, tenants, tuple(_of_replica(one, now_ns) for one in replicas)
+        now_ns,
+        is_draining,
+        tenants,
+        tuple(_of_replica(one, now_ns) for one in replicas),
+        tuple((tenant, bucket.level(now_ns)) for tenant, bucket in sorted(buckets.items())),
+        waiting_tokens,
     )
 
 
-def describe_request(live: LiveRequest, num_ahead: int, now_ns: int) -> RequestSnapshot:
+def describe_request(live: LiveRequest, num_ahead: int, hold: Hold, now_ns: int) -> RequestSnapshot:
     """Where a request stands."""
     return RequestSnapshot(
         request_id=live.request_id,
         request_class=RequestClass(live.rank),
         stage=live.stage.value,
+        hold=hold,
         replica_id=live.replica.replica_id if live.replica is not None else "",
         num_ahead=num_ahead,
         waited_ns=now_ns - live.arrival_ns,
@@ -142,6 +165,8 @@ def _of_replica(replica: Replica, now_ns: int) -> ReplicaSnapshot:
     pool = replica.pool
     return ReplicaSnapshot(
         replica_id=replica.replica_id,
+        is_draining=replica.is_draining,
+        cost_model=replica.cost,
         num_running=replica.num_running,
         num_waiting=sum(map(len, replica.waiting)),
         blocks_total=pool.num_blocks,
@@ -150,6 +175,7 @@ def _of_replica(replica: Replica, now_ns: int) -> ReplicaSnapshot:
         blocks_held=pool.num_held,
         steps=replica.num_steps,
         margin=replica.margin.value,
+        level=replica.margin.level,
         interactive_load=replica.interactive_load,
         predicted_wait_ns=replica.step_end_ns(now_ns) - now_ns + round(ahead_ns),
     )

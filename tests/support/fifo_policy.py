@@ -119,6 +119,15 @@ class FifoPolicy:
     def drain(self, now_ns: int) -> None:
         self.is_draining = True
 
+    def undrain(self, now_ns: int) -> None:
+        self.is_draining = False
+
+    def drain_replica(self, replica_id: str, now_ns: int) -> None:
+        self.is_draining = True
+
+    def undrain_replica(self, replica_id: str, now_ns: int) -> None:
+        self.is_draining = False
+
     def advance(self, now_ns: int) -> tuple[Event, ...]:
         late = [r for r in self._waiting if r.deadline_ns is not None and r.deadline_ns <= now_ns]
         for request in late:

@@ -273,6 +273,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._take(self.scheduler.replica_down(name, self.now_ns))
 
     @precondition(lambda self: self.engines)
+    @rule(which=st.integers(0, 2), luck=st.integers(0, 2))
+    def drain_replica(self, which: int, luck: int) -> None:
+        """A replica is drained or, more often, taken into service again."""
+        name = list(self.engines)[which % len(self.engines)]
+        if luck:
+            self.scheduler.undrain_replica(name, self.now_ns)
+        else:
+            self.scheduler.drain_replica(name, self.now_ns)
+
+    @precondition(lambda self: self.engines)
     @rule(which=st.integers(0, 2), cost=_costs())
     def refit(self, which: int, cost: CostModel) -> None:
         """Predictions change, in mid-step too."""
@@ -407,6 +417,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.drain(self.now_ns)
+        for name in self.engines:
+            self.scheduler.undrain_replica(name, self.now_ns)
         if not self.engines:
             self._raise_replica(ReplicaSpec("", 40, _BLOCK_TOKENS, 128, CostModel(1.0 * _MS)))
         for _ in range(_MOST_STEPS):

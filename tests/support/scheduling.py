@@ -62,6 +62,11 @@ class CheckedScheduler(Scheduler):
         self.check_invariants()
         return events
 
+    def drain_replica(self, replica_id: str, now_ns: int) -> None:
+        """As the scheduler's."""
+        super().drain_replica(replica_id, now_ns)
+        self.check_invariants()
+
     def advance(self, now_ns: int) -> tuple[Event, ...]:
         """As the scheduler's."""
         events = super().advance(now_ns)

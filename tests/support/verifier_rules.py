@@ -82,6 +82,8 @@ class Rules:
             replica = self._state.replicas.get(record["replica"])
             if replica is None:
                 yield "placement", f"'{request_id}' is promised on no replica that is up"
+            elif replica.is_draining:
+                yield "placement", f"'{request_id}' is promised on a replica that is drained"
             elif (
                 blocks_for(record["prompt"] + record["max_output"] - 1, replica.block_tokens)
                 > replica.num_blocks
@@ -129,6 +131,8 @@ class Rules:
             yield "outcome", f"'{record['id']}' has streamed and is started anew elsewhere"
         elif one.rank != BATCH and record["replica"] not in self._state.replicas:
             yield "placement", f"'{record['id']}' is bound to no replica that is up"
+        elif one.rank != BATCH and self._state.replicas[record["replica"]].is_draining:
+            yield "placement", f"'{record['id']}' is bound to a replica that is drained"
 
     def _orphans(self) -> Iterator[Finding]:
         """After the loss of a replica everything on it is placed or ended at once."""

@@ -99,6 +99,7 @@ class LogReplica:
     num_swap_blocks: int = 0
     swap_block_ns: float = 0.0
     last_step: int = 0
+    is_draining: bool = False
     flight: Record | None = None
     idle_since_ns: int = 0
     # Content that is known: block -> (tenant, place in a prompt).
@@ -166,7 +167,9 @@ class LogState:
         if blocks_for(one.most_tokens, replica.block_tokens) > replica.num_blocks:
             return False
         if one.replica == replica.replica_id:
-            return True  # Bound before the pools were as they are.
+            return True  # Bound before it was drained, or before the pools were as they are.
+        if replica.is_draining:
+            return False
         threshold = self.config.get("long_context_tokens")
         if threshold is None:
             return True
@@ -178,6 +181,7 @@ class LogState:
         needed = own if is_long else min(int(threshold), own)
         return not any(
             other.is_long_context == is_long
+            and not other.is_draining
             and (not other.tenants or one.tenant in other.tenants)
             and _capacity(other) >= needed
             for other in self.replicas.values()
@@ -212,6 +216,15 @@ class LogState:
 
     def _drain(self, record: Record) -> None:
         self.is_draining = True
+
+    def _undrain(self, record: Record) -> None:
+        self.is_draining = False
+
+    def _replica_drain(self, record: Record) -> None:
+        self.replicas[record["replica"]].is_draining = True
+
+    def _replica_undrain(self, record: Record) -> None:
+        self.replicas[record["replica"]].is_draining = False
 
     def _replica_up(self, record: Record) -> None:
         self.replicas[record["replica"]] = LogReplica(

@@ -234,6 +234,10 @@ _BREAKS: dict[str, tuple[str, Callable[[Log], None]]] = {
     "refused without a hint": ("admission", _set(10, retry_after=None)),
     "batch work refused as late": ("admission", _put(4, refused("x", 2, 400, "LATE", 1))),
     "admitted while draining": ("admission", _put(4, {"kind": "drain", "at": 400})),
+    "promised on a drained replica": (
+        "placement",
+        _put(4, {"kind": "replica_drain", "at": 400, "replica": "r"}),
+    ),
     "too large for its replica": ("admission", _set(4, max_output=80)),
     "an idle replica": ("conserved", _set(13, at=3300)),
     "executed though hopeless": ("expired", _set(4, deadline=2000, predicted_at=1900)),
