@@ -92,11 +92,12 @@ class Server:
             self._replicas(
                 make_engine or engine_factory(settings.engine, folder, self.model.vocabulary_tokens)
             ),
-            Ledger(self._metrics if settings.server.metrics_port else None),
+            Ledger(self._metrics if settings.server.metrics_port else None, self._clock.now_ns),
             self._clock,
             prefix_block_tokens=(
                 settings.engine.block_tokens if settings.scheduler.prefix_cache else 0
             ),
+            on_change=self._tell_health,
         )
         self._gate = CallGate(
             make_authenticator(settings, self._clock),
@@ -105,6 +106,7 @@ class Server:
             settings.server.write_timeout_s,
         )
         self._robots = self._robot_service(tokenizer)
+        self._operations: OperationsService | None = None
         self._health = Health((ROBOT_SERVICE, OPERATIONS_SERVICE))
         self._grpc: grpc.aio.Server | None = None
         self._gauges: asyncio.Task[None] | None = None
@@ -147,7 +149,7 @@ class Server:
     async def drain(self, grace_s: float) -> None:
         """Refuses new work, and waits up to `grace_s` for what was promised."""
         await self._health.stop()
-        self.dispatcher.drain()
+        self.dispatcher.begin_stop()
         try:
             async with asyncio.timeout(grace_s):
                 await self.dispatcher.wait_idle()
@@ -165,6 +167,8 @@ class Server:
             await self.drain(grace_s)
             self.dispatcher.end_all()
             self._robots.sessions.close()
+            if self._operations is not None:
+                self._operations.close()
             server, self._grpc = self._grpc, None
             await server.stop(_LAST_WORDS_S if grace_s else 0)
         await self.dispatcher.stop()
@@ -185,10 +189,16 @@ class Server:
             self._metrics_server = self._metrics.serve(listen.host, listen.metrics_port)
         await self.dispatcher.start()
         await self._health.start(server)
-        operations = OperationsService(
-            self._gate, self.dispatcher, self._policy, self.model.name, self._clock
+        self._operations = OperationsService(
+            self._gate,
+            self.dispatcher,
+            self._policy,
+            self.settings.tenants,
+            self.model.name,
+            self._clock,
+            listen.write_timeout_s,
         )
-        server.add_generic_rpc_handlers((self._robots.handler(), operations.handler()))
+        server.add_generic_rpc_handlers((self._robots.handler(), self._operations.handler()))
         if listen.reflection:
             names = (
                 ROBOT_SERVICE,
@@ -204,7 +214,7 @@ class Server:
             self._gauges = asyncio.create_task(gauges.run())
 
     def _tell_health(self) -> None:
-        self._health.tell(is_serving=self.dispatcher.has_engine)
+        self._health.tell(is_serving=self.dispatcher.takes_work)
 
     def _replicas(self, make_engine: Callable[[], Engine]) -> list[Replica]:
         engine = self.settings.engine

@@ -13,7 +13,7 @@ from cloud.server.ledger import Ledger
 from cloud.server.refused import CallRefused, abort
 from headway.outcome import Reason, RequestClass
 
-__all__ = ["CallGate", "Context"]
+__all__ = ["CallGate", "Context", "write_in_time"]
 
 _log = structlog.get_logger()
 
@@ -73,13 +73,14 @@ class CallGate:
     def streaming(
         self,
         work: Callable[[Any, Identity, Context], Awaitable[None]],
-        request_class: RequestClass,
+        request_class: RequestClass | None = None,
     ) -> Callable[[Any, Context], Awaitable[None]]:
         """A handler for a method that writes as it goes, around `work`.
 
         Args:
             work: the method.
-            request_class: of what it takes in, where nothing says otherwise.
+            request_class: of what it takes in, where nothing says otherwise. None: it
+                takes nothing in.
         """
 
         async def handler(incoming: Any, context: Context) -> None:
@@ -128,6 +129,21 @@ class CallGate:
                 f"{self._max_calls} calls are open already; wait, or ask another server",
                 retry_after_ns=1_000_000_000,
             )
+
+
+async def write_in_time(context: Context, message: bytes, timeout_s: float) -> None:
+    """Writes to a stream whose reader has so long to make room for it.
+
+    Raises:
+        CallRefused: CANCELLED, it did not.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await context.write(message)
+    except TimeoutError:
+        raise CallRefused.stream_ended(
+            Reason.CANCELLED, f"nothing was read for {timeout_s:g} s; the stream is dropped"
+        ) from None
 
 
 async def _abort_for_bug(context: Context) -> NoReturn:

@@ -7,7 +7,7 @@ and plans the next step as soon as the last result is in.
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cloud.engine.api import EngineRequest
@@ -45,6 +45,11 @@ class Dispatcher:
             (monotonic), since timers are set by it.
         prefix_block_tokens: tokens in the engines' KV blocks, by which equal
             beginnings of prompts are found; 0: they are not looked for.
+        on_change: called when it may be asked for more, or for less, than before.
+
+    Attributes:
+        is_draining: new work is refused.
+        is_stopping: and that for good.
     """
 
     def __init__(
@@ -55,11 +60,13 @@ class Dispatcher:
         clock: Clock,
         *,
         prefix_block_tokens: int = 0,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy = policy
         self.replicas = tuple(replicas)
         self.ledger = ledger
-        self.is_draining = False
+        self.is_draining = self.is_stopping = False
+        self._on_change = on_change
         self._clock = clock
         self._prefix_block_tokens = prefix_block_tokens
         self._calls: dict[str, Call] = {}
@@ -75,9 +82,11 @@ class Dispatcher:
         return len(self._calls)
 
     @property
-    def has_engine(self) -> bool:
-        """Whether any replica can be given work."""
-        return any(replica.is_up for replica in self.replicas)
+    def takes_work(self) -> bool:
+        """Whether a request can be taken in at all."""
+        return not self.is_draining and any(
+            replica.is_up and not replica.is_draining for replica in self.replicas
+        )
 
     @property
     def max_context_tokens(self) -> int:
@@ -132,7 +141,7 @@ class Dispatcher:
             self.ledger.rejected(call, answer)
             return answer
         self._idle.clear()
-        self.ledger.admitted(request)
+        self.ledger.admitted(call, answer)
         if answer.events:
             self.tell(answer.events)
         self.wake_idle()
@@ -161,10 +170,64 @@ class Dispatcher:
         return prefix_hashes(prompt, self._prefix_block_tokens, tenant=tenant, adapter=adapter)
 
     def drain(self) -> None:
-        """Refuses new work from now on, and ends what nothing was promised to."""
+        """Refuses new work from now on; what was admitted is finished."""
         if not self.is_draining:
             self.is_draining = True
             self.policy.drain(self._clock.now_ns())
+            self._on_change()
+
+    def undrain(self) -> None:
+        """Takes new work again.
+
+        Raises:
+            CallRefused: DRAINING, the server is being shut down.
+        """
+        if self.is_stopping:
+            raise CallRefused(Reason.DRAINING, "the server is being shut down; that is for good")
+        if self.is_draining:
+            self.is_draining = False
+            self.policy.undrain(self._clock.now_ns())
+            self._on_change()
+
+    def drain_replica(self, replica_id: str) -> None:
+        """Places no new work on a replica from now on, also after its engine was lost.
+
+        Raises:
+            CallRefused: NOT_FOUND.
+        """
+        self._replica(replica_id).is_draining = True
+        self.policy.drain_replica(replica_id, self._clock.now_ns())
+        self.wake_idle()  # What moved away is theirs now.
+        self._watch_expiry()
+        self._on_change()
+
+    def undrain_replica(self, replica_id: str) -> None:
+        """Places work on a replica again.
+
+        Raises:
+            CallRefused: NOT_FOUND.
+        """
+        self._replica(replica_id).is_draining = False
+        self.policy.undrain_replica(replica_id, self._clock.now_ns())
+        self.wake_idle()
+        self._on_change()
+
+    def _replica(self, replica_id: str) -> Replica:
+        for replica in self.replicas:
+            if replica.replica_id == replica_id:
+                return replica
+        known = ", ".join(replica.replica_id for replica in self.replicas)
+        raise CallRefused(
+            Reason.NOT_FOUND,
+            f"replica_id: no replica {replica_id[:64]!r}; expected one of {known}",
+            field="replica_id",
+        )
+
+    def begin_stop(self) -> None:
+        """Refuses new work for good, and ends what nothing was promised to."""
+        if not self.is_stopping:
+            self.is_stopping = True
+            self.drain()
             for call in tuple(self._calls.values()):
                 if not call.request.request_class.is_promised:
                     self.cancel(call)
@@ -194,7 +257,7 @@ class Dispatcher:
             return CallRefused(Reason.INTERNAL, "answered before its end")
         if ended.reason in (Reason.ENGINE_LOST, Reason.NO_ENGINE):
             return CallRefused.of_ended(ended, self.restart_hint_ns())
-        if ended.reason is Reason.CANCELLED and self.is_draining:
+        if ended.reason is Reason.CANCELLED and self.is_stopping:
             return CallRefused(Reason.DRAINING, "the server was shut down before it was done")
         return CallRefused.of_ended(ended)
 

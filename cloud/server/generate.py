@@ -7,7 +7,7 @@ from cloud.engine.api import EngineRequest, Sampling
 from cloud.engine.tokenizer import Tokenizer
 from cloud.scheduler.types import DeadlineCovers, Ended, FinishReason, Rejected, Request
 from cloud.server.call import Call
-from cloud.server.calls import Context
+from cloud.server.calls import Context, write_in_time
 from cloud.server.dispatcher import Dispatcher
 from cloud.server.identity import Identity
 from cloud.server.next_action import fill_timings
@@ -233,11 +233,4 @@ class Generate:
         return robot_pb2.GenerateResponse(text=text, summary=summary)
 
     async def _write(self, context: Context, message: robot_pb2.GenerateResponse) -> None:
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await context.write(message.SerializeToString())
-        except TimeoutError:
-            raise CallRefused.stream_ended(
-                Reason.CANCELLED,
-                f"nothing was read for {self._write_timeout_s:g} s; the stream is dropped",
-            ) from None
+        await write_in_time(context, message.SerializeToString(), self._write_timeout_s)

@@ -2,13 +2,14 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
-from cloud.scheduler.types import Ended, Rejected, Request
+from cloud.scheduler.types import Admitted, Ended, Rejected
 from cloud.server.refused import CallRefused
+from cloud.server.trail import Trail
 from headway.clock import s_from_ns
 from headway.outcome import Outcome, Reason, RequestClass
 
@@ -59,8 +60,10 @@ class Ledger:
 
     Args:
         metrics: where to count. None: nobody asked for metrics.
+        now_ns: the clock of the dispatcher.
 
     Attributes:
+        trail: finds what became of one request.
         latencies_ns: arrival to answer of the latest completed requests, by class
             and tenant.
         refused: requests that were refused before the scheduler was asked.
@@ -68,20 +71,25 @@ class Ledger:
             takes them for cancelled.
     """
 
-    def __init__(self, metrics: "Metrics | None" = None) -> None:
+    def __init__(self, metrics: "Metrics | None", now_ns: Callable[[], int]) -> None:
+        self.trail = Trail()
+        self._now_ns = now_ns
         self.latencies_ns: dict[_Key, deque[int]] = {}
         self.refused: dict[_Key, dict[Reason, int]] = {}
         self.stopped: dict[_Key, int] = {}
         self._metrics = metrics
 
-    def admitted(self, request: Request) -> None:
-        """The scheduler took `request` in."""
+    def admitted(self, call: "Call", answer: Admitted) -> None:
+        """The scheduler took a request in."""
+        request = call.request
+        self.trail.admitted(call, answer)
         if self._metrics is not None:
             self._metrics.admitted(request.request_class, request.tenant)
 
     def rejected(self, call: "Call", answer: Rejected) -> None:
         """The scheduler said no."""
         request = call.request
+        self.trail.rejected(call, answer)
         if self._metrics is not None:
             self._metrics.rejected(request.request_class, request.tenant, answer.reason)
         _log_refused(
@@ -95,6 +103,7 @@ class Ledger:
         refused.is_counted = True
         counts = self.refused.setdefault((request_class, tenant), {})
         counts[refused.reason] = counts.get(refused.reason, 0) + 1
+        self.trail.refused(request_class, tenant, refused, self._now_ns())
         if self._metrics is not None:
             self._metrics.rejected(request_class, tenant, refused.reason)
         _log_refused(request_class, tenant, refused.label, refused.reason, refused.message)
@@ -103,6 +112,7 @@ class Ledger:
         """An admitted request came to its end."""
         request = call.request
         key = (request.request_class, request.tenant)
+        self.trail.ended(call, ended)
         total_ns = ended.at_ns - call.arrived_ns
         if ended.outcome is Outcome.COMPLETED:
             kept = self.latencies_ns.get(key)

@@ -16,7 +16,7 @@ _MESSAGES = {
     Reason.DEADLINE_MISSED: "admitted, but not completed before its deadline",
     Reason.SUPERSEDED: "a newer observation of the same robot took its place",
     Reason.ENGINE_LOST: "the engine that worked on it was lost",
-    Reason.DRAINING: "the server is being shut down; ask another one",
+    Reason.DRAINING: "the server takes no new work; ask another one",
     Reason.CANCELLED: "cancelled",
 }
 

@@ -58,8 +58,9 @@ class Replica:
         on_change: called after the replica went up or down.
 
     Attributes:
-        is_up: it can be given work.
-        down_reason: why not, where it is not.
+        is_up: its engine works.
+        is_draining: it is given no new work.
+        down_reason: why not, where it is not up.
         description: of the engine, once it was started.
         times: of the latest steps.
     """
@@ -78,7 +79,7 @@ class Replica:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.replica_id = replica_id
-        self.is_up = False
+        self.is_up = self.is_draining = False
         self.down_reason = "not started"
         self.description: EngineDescription | None = None
         self.times = times
@@ -127,6 +128,8 @@ class Replica:
         self._unsent_closed = ()
         spec = self._make_spec(self.replica_id, description)
         host.tell(host.policy.replica_up(spec, self._clock.now_ns()))
+        if self.is_draining:
+            host.policy.drain_replica(self.replica_id, self._clock.now_ns())
         self.is_up, self.down_reason = True, ""
         self.on_change()
 

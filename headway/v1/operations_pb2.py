@@ -25,23 +25,57 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bheadway/v1/operations.proto\x12\nheadway.v1\x1a\x1egoogle/protobuf/duration.proto\"\x12\n\x10GetStatusRequest\"\xc7\x01\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12)\n\x06uptime\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12(\n\x07\x63lasses\x18\x05 \x03(\x0b\x32\x17.headway.v1.ClassStatus\x12+\n\x08replicas\x18\x06 \x03(\x0b\x32\x19.headway.v1.ReplicaStatus\"\xfb\x02\n\x0b\x43lassStatus\x12\x15\n\rrequest_class\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06queued\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x10\n\x08\x61\x64mitted\x18\x05 \x01(\x04\x12\x11\n\tcompleted\x18\x06 \x01(\x04\x12\x0e\n\x06missed\x18\x07 \x01(\x04\x12\x11\n\tcancelled\x18\x08 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\t \x01(\x04\x12)\n\x08rejected\x18\n \x03(\x0b\x32\x17.headway.v1.ReasonCount\x12\x15\n\rprompt_tokens\x18\x0b \x01(\x04\x12\x15\n\routput_tokens\x18\x0c \x01(\x04\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12.\n\x0blatency_p50\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0blatency_p99\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\",\n\x0bReasonCount\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"\xef\x01\n\rReplicaStatus\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\n\n\x02up\x18\x02 \x01(\x08\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x04 \x01(\x04\x12\x16\n\x0ekv_blocks_free\x18\x05 \x01(\x04\x12\r\n\x05steps\x18\x06 \x01(\x04\x12+\n\x08step_p50\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08step_p99\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0b\x64own_reason\x18\t \x01(\t2]\n\x11OperationsService\x12H\n\tGetStatus\x12\x1c.headway.v1.GetStatusRequest\x1a\x1d.headway.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bheadway/v1/operations.proto\x12\nheadway.v1\x1a\x1egoogle/protobuf/duration.proto\"\x12\n\x10GetStatusRequest\"\xc7\x01\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12)\n\x06uptime\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12(\n\x07\x63lasses\x18\x05 \x03(\x0b\x32\x17.headway.v1.ClassStatus\x12+\n\x08replicas\x18\x06 \x03(\x0b\x32\x19.headway.v1.ReplicaStatus\"\x95\x03\n\x0b\x43lassStatus\x12\x15\n\rrequest_class\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06queued\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x10\n\x08\x61\x64mitted\x18\x05 \x01(\x04\x12\x11\n\tcompleted\x18\x06 \x01(\x04\x12\x0e\n\x06missed\x18\x07 \x01(\x04\x12\x11\n\tcancelled\x18\x08 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\t \x01(\x04\x12)\n\x08rejected\x18\n \x03(\x0b\x32\x17.headway.v1.ReasonCount\x12\x15\n\rprompt_tokens\x18\x0b \x01(\x04\x12\x15\n\routput_tokens\x18\x0c \x01(\x04\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12.\n\x0blatency_p50\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0blatency_p99\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10\x66\x61irness_counter\x18\x10 \x01(\x01\",\n\x0bReasonCount\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"\x81\x02\n\rReplicaStatus\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\n\n\x02up\x18\x02 \x01(\x08\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x04 \x01(\x04\x12\x16\n\x0ekv_blocks_free\x18\x05 \x01(\x04\x12\r\n\x05steps\x18\x06 \x01(\x04\x12+\n\x08step_p50\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08step_p99\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0b\x64own_reason\x18\t \x01(\t\x12\x10\n\x08\x64raining\x18\n \x01(\x08\"A\n\x12WatchStatusRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"D\n\x13WatchStatusResponse\x12-\n\x06status\x18\x01 \x01(\x0b\x32\x1d.headway.v1.GetStatusResponse\"\"\n\x0c\x44rainRequest\x12\x12\n\nreplica_id\x18\x01 \x01(\t\"0\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\"$\n\x0eUndrainRequest\x12\x12\n\nreplica_id\x18\x01 \x01(\t\"\x11\n\x0fUndrainResponse\"\x14\n\x12ListTenantsRequest\"@\n\x13ListTenantsResponse\x12)\n\x07tenants\x18\x01 \x03(\x0b\x32\x18.headway.v1.TenantStatus\"\xfb\x01\n\x0cTenantStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x17\n\x0f\x61llowed_classes\x18\x03 \x03(\t\x12\x13\n\x0bis_operator\x18\x04 \x01(\x08\x12\x14\n\x0ctokens_per_s\x18\x05 \x01(\x01\x12\x14\n\x0c\x62urst_tokens\x18\x06 \x01(\x01\x12\x1a\n\rbucket_tokens\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x13\x64\x65graded_max_tokens\x18\x08 \x01(\r\x12(\n\x07\x63lasses\x18\t \x03(\x0b\x32\x17.headway.v1.ClassStatusB\x10\n\x0e_bucket_tokens\"\x15\n\x13ListReplicasRequest\"C\n\x14ListReplicasResponse\x12+\n\x08replicas\x18\x01 \x03(\x0b\x32\x19.headway.v1.ReplicaDetail\"\xab\x03\n\rReplicaDetail\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.headway.v1.ReplicaStatus\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x16\n\x0ekv_blocks_held\x18\x03 \x01(\x04\x12\x18\n\x10kv_blocks_cached\x18\x04 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\r\x12\"\n\x04\x63ost\x18\x07 \x01(\x0b\x32\x14.headway.v1.StepCost\x12\x0e\n\x06margin\x18\x08 \x01(\x01\x12\x18\n\x10prediction_ratio\x18\t \x01(\x01\x12\x31\n\x0epredicted_wait\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10interactive_load\x18\x0b \x01(\x01\x12/\n\x0coverhead_p50\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0coverhead_p99\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\"i\n\x08StepCost\x12\x0e\n\x06step_s\x18\x01 \x01(\x01\x12\x17\n\x0fprefill_token_s\x18\x02 \x01(\x01\x12\x0e\n\x06pair_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x04 \x01(\x01\x12\x12\n\nkv_token_s\x18\x05 \x01(\x01\"+\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xce\x05\n\x16\x45xplainRequestResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x15\n\rrequest_class\x18\x04 \x01(\t\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.headway.v1.RequestState\x12\x13\n\x0b\x65xplanation\x18\x06 \x01(\t\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12%\n\x04hold\x18\t \x01(\x0e\x32\x17.headway.v1.RequestHold\x12\x12\n\nreplica_id\x18\n \x01(\t\x12\x11\n\tnum_ahead\x18\x0b \x01(\r\x12&\n\x03\x61ge\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05slack\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tpredicted\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bretry_after\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rprompt_tokens\x18\x10 \x01(\r\x12\x1b\n\x13prefill_tokens_left\x18\x11 \x01(\r\x12\x15\n\routput_tokens\x18\x12 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x13 \x01(\r\x12\x11\n\tkv_blocks\x18\x14 \x01(\r\x12\x13\n\x0bpreemptions\x18\x15 \x01(\r\x12(\n\x05queue\x18\x16 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x17 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x18 \x01(\x0b\x32\x19.google.protobuf.Duration*\x97\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02\x12\x17\n\x13REQUEST_STATE_ENDED\x10\x03\x12\x19\n\x15REQUEST_STATE_REFUSED\x10\x04*\x85\x02\n\x0bRequestHold\x12\x1c\n\x18REQUEST_HOLD_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_HOLD_NO_ENGINE\x10\x01\x12\x19\n\x15REQUEST_HOLD_DRAINING\x10\x02\x12\x16\n\x12REQUEST_HOLD_QUOTA\x10\x03\x12\x16\n\x12REQUEST_HOLD_QUEUE\x10\x04\x12\x16\n\x12REQUEST_HOLD_SHARE\x10\x05\x12\x16\n\x12REQUEST_HOLD_SLOTS\x10\x06\x12\x13\n\x0fREQUEST_HOLD_KV\x10\x07\x12\x15\n\x11REQUEST_HOLD_STEP\x10\x08\x12\x15\n\x11REQUEST_HOLD_TIME\x10\t2\xad\x04\n\x11OperationsService\x12H\n\tGetStatus\x12\x1c.headway.v1.GetStatusRequest\x1a\x1d.headway.v1.GetStatusResponse\x12P\n\x0bWatchStatus\x12\x1e.headway.v1.WatchStatusRequest\x1a\x1f.headway.v1.WatchStatusResponse0\x01\x12<\n\x05\x44rain\x12\x18.headway.v1.DrainRequest\x1a\x19.headway.v1.DrainResponse\x12\x42\n\x07Undrain\x12\x1a.headway.v1.UndrainRequest\x1a\x1b.headway.v1.UndrainResponse\x12N\n\x0bListTenants\x12\x1e.headway.v1.ListTenantsRequest\x1a\x1f.headway.v1.ListTenantsResponse\x12Q\n\x0cListReplicas\x12\x1f.headway.v1.ListReplicasRequest\x1a .headway.v1.ListReplicasResponse\x12W\n\x0e\x45xplainRequest\x12!.headway.v1.ExplainRequestRequest\x1a\".headway.v1.ExplainRequestResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.operations_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_REQUESTSTATE']._serialized_start=3029
+  _globals['_REQUESTSTATE']._serialized_end=3180
+  _globals['_REQUESTHOLD']._serialized_start=3183
+  _globals['_REQUESTHOLD']._serialized_end=3444
   _globals['_GETSTATUSREQUEST']._serialized_start=75
   _globals['_GETSTATUSREQUEST']._serialized_end=93
   _globals['_GETSTATUSRESPONSE']._serialized_start=96
   _globals['_GETSTATUSRESPONSE']._serialized_end=295
   _globals['_CLASSSTATUS']._serialized_start=298
-  _globals['_CLASSSTATUS']._serialized_end=677
-  _globals['_REASONCOUNT']._serialized_start=679
-  _globals['_REASONCOUNT']._serialized_end=723
-  _globals['_REPLICASTATUS']._serialized_start=726
-  _globals['_REPLICASTATUS']._serialized_end=965
-  _globals['_OPERATIONSSERVICE']._serialized_start=967
-  _globals['_OPERATIONSSERVICE']._serialized_end=1060
+  _globals['_CLASSSTATUS']._serialized_end=703
+  _globals['_REASONCOUNT']._serialized_start=705
+  _globals['_REASONCOUNT']._serialized_end=749
+  _globals['_REPLICASTATUS']._serialized_start=752
+  _globals['_REPLICASTATUS']._serialized_end=1009
+  _globals['_WATCHSTATUSREQUEST']._serialized_start=1011
+  _globals['_WATCHSTATUSREQUEST']._serialized_end=1076
+  _globals['_WATCHSTATUSRESPONSE']._serialized_start=1078
+  _globals['_WATCHSTATUSRESPONSE']._serialized_end=1146
+  _globals['_DRAINREQUEST']._serialized_start=1148
+  _globals['_DRAINREQUEST']._serialized_end=1182
+  _globals['_DRAINRESPONSE']._serialized_start=1184
+  _globals['_DRAINRESPONSE']._serialized_end=1232
+  _globals['_UNDRAINREQUEST']._serialized_start=1234
+  _globals['_UNDRAINREQUEST']._serialized_end=1270
+  _globals['_UNDRAINRESPONSE']._serialized_start=1272
+  _globals['_UNDRAINRESPONSE']._serialized_end=1289
+  _globals['_LISTTENANTSREQUEST']._serialized_start=1291
+  _globals['_LISTTENANTSREQUEST']._serialized_end=1311
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=1313
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=1377
+  _globals['_TENANTSTATUS']._serialized_start=1380
+  _globals['_TENANTSTATUS']._serialized_end=1631
+  _globals['_LISTREPLICASREQUEST']._serialized_start=1633
+  _globals['_LISTREPLICASREQUEST']._serialized_end=1654
+  _globals['_LISTREPLICASRESPONSE']._serialized_start=1656
+  _globals['_LISTREPLICASRESPONSE']._serialized_end=1723
+  _globals['_REPLICADETAIL']._serialized_start=1726
+  _globals['_REPLICADETAIL']._serialized_end=2153
+  _globals['_STEPCOST']._serialized_start=2155
+  _globals['_STEPCOST']._serialized_end=2260
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=2262
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=2305
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=2308
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=3026
+  _globals['_OPERATIONSSERVICE']._serialized_start=3447
+  _globals['_OPERATIONSSERVICE']._serialized_end=4004
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,90 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _RequestState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REQUEST_STATE_UNSPECIFIED: _RequestState.ValueType  # 0
+    """Not given."""
+    REQUEST_STATE_WAITING: _RequestState.ValueType  # 1
+    """Admitted, in no batch."""
+    REQUEST_STATE_RUNNING: _RequestState.ValueType  # 2
+    """In a replica's batch."""
+    REQUEST_STATE_ENDED: _RequestState.ValueType  # 3
+    """Came to its end."""
+    REQUEST_STATE_REFUSED: _RequestState.ValueType  # 4
+    """Refused at admission."""
+
+class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper):
+    """Where a request stands."""
+
+REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0
+"""Not given."""
+REQUEST_STATE_WAITING: RequestState.ValueType  # 1
+"""Admitted, in no batch."""
+REQUEST_STATE_RUNNING: RequestState.ValueType  # 2
+"""In a replica's batch."""
+REQUEST_STATE_ENDED: RequestState.ValueType  # 3
+"""Came to its end."""
+REQUEST_STATE_REFUSED: RequestState.ValueType  # 4
+"""Refused at admission."""
+Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
+
+class _RequestHold:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RequestHoldEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestHold.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REQUEST_HOLD_UNSPECIFIED: _RequestHold.ValueType  # 0
+    """It does not wait."""
+    REQUEST_HOLD_NO_ENGINE: _RequestHold.ValueType  # 1
+    """No replica is up that could take it."""
+    REQUEST_HOLD_DRAINING: _RequestHold.ValueType  # 2
+    """Every replica that could take it is drained."""
+    REQUEST_HOLD_QUOTA: _RequestHold.ValueType  # 3
+    """Its tenant's token bucket is empty."""
+    REQUEST_HOLD_QUEUE: _RequestHold.ValueType  # 4
+    """Others of its queue come first: see num_ahead."""
+    REQUEST_HOLD_SHARE: _RequestHold.ValueType  # 5
+    """Batch: tenants that were served less come first."""
+    REQUEST_HOLD_SLOTS: _RequestHold.ValueType  # 6
+    """As many requests run as may (scheduler.max_running)."""
+    REQUEST_HOLD_KV: _RequestHold.ValueType  # 7
+    """There is not enough KV memory."""
+    REQUEST_HOLD_STEP: _RequestHold.ValueType  # 8
+    """The step that runs has to end first."""
+    REQUEST_HOLD_TIME: _RequestHold.ValueType  # 9
+    """The next step has no time for it: promises, or the step's bound, come first."""
+
+class RequestHold(_RequestHold, metaclass=_RequestHoldEnumTypeWrapper):
+    """What keeps a waiting request from running."""
+
+REQUEST_HOLD_UNSPECIFIED: RequestHold.ValueType  # 0
+"""It does not wait."""
+REQUEST_HOLD_NO_ENGINE: RequestHold.ValueType  # 1
+"""No replica is up that could take it."""
+REQUEST_HOLD_DRAINING: RequestHold.ValueType  # 2
+"""Every replica that could take it is drained."""
+REQUEST_HOLD_QUOTA: RequestHold.ValueType  # 3
+"""Its tenant's token bucket is empty."""
+REQUEST_HOLD_QUEUE: RequestHold.ValueType  # 4
+"""Others of its queue come first: see num_ahead."""
+REQUEST_HOLD_SHARE: RequestHold.ValueType  # 5
+"""Batch: tenants that were served less come first."""
+REQUEST_HOLD_SLOTS: RequestHold.ValueType  # 6
+"""As many requests run as may (scheduler.max_running)."""
+REQUEST_HOLD_KV: RequestHold.ValueType  # 7
+"""There is not enough KV memory."""
+REQUEST_HOLD_STEP: RequestHold.ValueType  # 8
+"""The step that runs has to end first."""
+REQUEST_HOLD_TIME: RequestHold.ValueType  # 9
+"""The next step has no time for it: promises, or the step's bound, come first."""
+Global___RequestHold: _TypeAlias = RequestHold  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):
@@ -53,14 +138,16 @@ class GetStatusResponse(_message.Message):
     model: _builtins.str
     """Name of the model that is served."""
     draining: _builtins.bool
-    """True while new work is refused because the server is being shut down."""
+    """True while new work is refused: the server is drained or being shut down."""
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
         """Time since the server was ready."""
 
     @_builtins.property
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassStatus]:
-        """One entry a class and tenant that was active since the start."""
+        """One entry a class and tenant that was active since the start. Other tenants'
+        are for operators only.
+        """
 
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
@@ -105,6 +192,7 @@ class ClassStatus(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     LATENCY_P50_FIELD_NUMBER: _builtins.int
     LATENCY_P99_FIELD_NUMBER: _builtins.int
+    FAIRNESS_COUNTER_FIELD_NUMBER: _builtins.int
     request_class: _builtins.str
     """Class: "interactive", "standard" or "batch"."""
     tenant: _builtins.str
@@ -131,6 +219,11 @@ class ClassStatus(_message.Message):
     """Tokens decoded."""
     preemptions: _builtins.int
     """Times that a running request was pushed back for a higher class."""
+    fairness_counter: _builtins.float
+    """Virtual token counter: weighted tokens served (1 a prompt token, 2 an output
+    token, unless set otherwise) over the tenant's weight. In a class the tenant
+    with the smallest counter comes next; only differences mean anything.
+    """
     @_builtins.property
     def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReasonCount]:
         """Refused, by reason."""
@@ -161,10 +254,11 @@ class ClassStatus(_message.Message):
         preemptions: _builtins.int = ...,
         latency_p50: _duration_pb2.Duration | None = ...,
         latency_p99: _duration_pb2.Duration | None = ...,
+        fairness_counter: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["latency_p50", b"latency_p50", "latency_p99", b"latency_p99"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "cancelled", b"cancelled", "completed", b"completed", "failed", b"failed", "latency_p50", b"latency_p50", "latency_p99", b"latency_p99", "missed", b"missed", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "rejected", b"rejected", "request_class", b"request_class", "running", b"running", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "cancelled", b"cancelled", "completed", b"completed", "failed", b"failed", "fairness_counter", b"fairness_counter", "latency_p50", b"latency_p50", "latency_p99", b"latency_p99", "missed", b"missed", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "rejected", b"rejected", "request_class", b"request_class", "running", b"running", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -198,7 +292,7 @@ Global___ReasonCount: _TypeAlias = ReasonCount  # noqa: Y015
 
 @_typing.final
 class ReplicaStatus(_message.Message):
-    """One engine."""
+    """One engine. All but its name, up and draining is for operators only."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -211,10 +305,11 @@ class ReplicaStatus(_message.Message):
     STEP_P50_FIELD_NUMBER: _builtins.int
     STEP_P99_FIELD_NUMBER: _builtins.int
     DOWN_REASON_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.str
     """Name of the replica."""
     up: _builtins.bool
-    """True while it can be given work."""
+    """True while its engine works."""
     running: _builtins.int
     """Requests that it works on."""
     kv_blocks_total: _builtins.int
@@ -225,6 +320,8 @@ class ReplicaStatus(_message.Message):
     """Steps executed."""
     down_reason: _builtins.str
     """Why it is down. Empty while it is up."""
+    draining: _builtins.bool
+    """True while no new work is placed on it."""
     @_builtins.property
     def step_p50(self) -> _duration_pb2.Duration:
         """Median time of the last 1,000 steps."""
@@ -245,11 +342,577 @@ class ReplicaStatus(_message.Message):
         step_p50: _duration_pb2.Duration | None = ...,
         step_p99: _duration_pb2.Duration | None = ...,
         down_reason: _builtins.str = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_p50", b"step_p50", "step_p99", b"step_p99"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["down_reason", b"down_reason", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "replica_id", b"replica_id", "running", b"running", "step_p50", b"step_p50", "step_p99", b"step_p99", "steps", b"steps", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["down_reason", b"down_reason", "draining", b"draining", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "replica_id", b"replica_id", "running", b"running", "step_p50", b"step_p50", "step_p99", b"step_p99", "steps", b"steps", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
+
+@_typing.final
+class WatchStatusRequest(_message.Message):
+    """Asks for the state again and again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def interval(self) -> _duration_pb2.Duration:
+        """Time between two states, 0.1 s to 60 s. Not set: 1 s."""
+
+    def __init__(
+        self,
+        *,
+        interval: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchStatusRequest: _TypeAlias = WatchStatusRequest  # noqa: Y015
+
+@_typing.final
+class WatchStatusResponse(_message.Message):
+    """One of the states."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___GetStatusResponse:
+        """The state."""
+
+    def __init__(
+        self,
+        *,
+        status: Global___GetStatusResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchStatusResponse: _TypeAlias = WatchStatusResponse  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    """What to drain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.str
+    """Name of a replica. Empty: the whole server."""
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica_id", b"replica_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    """What is left to finish."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNING_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    running: _builtins.int
+    """Requests that run and will be finished: on the replica, or on all."""
+    queued: _builtins.int
+    """Requests that wait and will be finished: promised ones bound to the replica,
+    or all that the server has.
+    """
+    def __init__(
+        self,
+        *,
+        running: _builtins.int = ...,
+        queued: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queued", b"queued", "running", b"running"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class UndrainRequest(_message.Message):
+    """What to take into service again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.str
+    """Name of a replica. Empty: the whole server; drained replicas stay so."""
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica_id", b"replica_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainRequest: _TypeAlias = UndrainRequest  # noqa: Y015
+
+@_typing.final
+class UndrainResponse(_message.Message):
+    """It takes new work again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainResponse: _TypeAlias = UndrainResponse  # noqa: Y015
+
+@_typing.final
+class ListTenantsRequest(_message.Message):
+    """Asks for the tenants."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTenantsRequest: _TypeAlias = ListTenantsRequest  # noqa: Y015
+
+@_typing.final
+class ListTenantsResponse(_message.Message):
+    """The tenants by name. One that is no operator sees itself only."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantStatus]:
+        """One entry a tenant."""
+
+    def __init__(
+        self,
+        *,
+        tenants: _abc.Iterable[Global___TenantStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenants", b"tenants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTenantsResponse: _TypeAlias = ListTenantsResponse  # noqa: Y015
+
+@_typing.final
+class TenantStatus(_message.Message):
+    """What a tenant may use, and what it was given."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    ALLOWED_CLASSES_FIELD_NUMBER: _builtins.int
+    IS_OPERATOR_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    BURST_TOKENS_FIELD_NUMBER: _builtins.int
+    BUCKET_TOKENS_FIELD_NUMBER: _builtins.int
+    DEGRADED_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name."""
+    weight: _builtins.float
+    """Share of the server, relative to the other tenants' weights."""
+    is_operator: _builtins.bool
+    """True where it sees all tenants, and may drain."""
+    tokens_per_s: _builtins.float
+    """Lasting rate in weighted tokens a second; 0 is unlimited."""
+    burst_tokens: _builtins.float
+    """Weighted tokens at once above that rate."""
+    bucket_tokens: _builtins.float
+    """Weighted tokens that it can have now; below 0 its batch work waits. Not set
+    where the rate is unlimited.
+    """
+    degraded_max_tokens: _builtins.int
+    """Output to which a text is cut before it is refused, in tokens; 0 is never."""
+    @_builtins.property
+    def allowed_classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Classes that it may use."""
+
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassStatus]:
+        """One entry a class in which it was active since the start."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        weight: _builtins.float = ...,
+        allowed_classes: _abc.Iterable[_builtins.str] | None = ...,
+        is_operator: _builtins.bool = ...,
+        tokens_per_s: _builtins.float = ...,
+        burst_tokens: _builtins.float = ...,
+        bucket_tokens: _builtins.float | None = ...,
+        degraded_max_tokens: _builtins.int = ...,
+        classes: _abc.Iterable[Global___ClassStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket_tokens", b"_bucket_tokens", "bucket_tokens", b"bucket_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket_tokens", b"_bucket_tokens", "allowed_classes", b"allowed_classes", "bucket_tokens", b"bucket_tokens", "burst_tokens", b"burst_tokens", "classes", b"classes", "degraded_max_tokens", b"degraded_max_tokens", "is_operator", b"is_operator", "name", b"name", "tokens_per_s", b"tokens_per_s", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bucket_tokens: _TypeAlias = _typing.Literal["bucket_tokens"]  # noqa: Y015
+    _WhichOneofArgType__bucket_tokens: _TypeAlias = _typing.Literal["_bucket_tokens", b"_bucket_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bucket_tokens) -> _WhichOneofReturnType__bucket_tokens | None: ...
+
+Global___TenantStatus: _TypeAlias = TenantStatus  # noqa: Y015
+
+@_typing.final
+class ListReplicasRequest(_message.Message):
+    """Asks for the replicas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListReplicasRequest: _TypeAlias = ListReplicasRequest  # noqa: Y015
+
+@_typing.final
+class ListReplicasResponse(_message.Message):
+    """The replicas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaDetail]:
+        """One entry a replica."""
+
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[Global___ReplicaDetail] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListReplicasResponse: _TypeAlias = ListReplicasResponse  # noqa: Y015
+
+@_typing.final
+class ReplicaDetail(_message.Message):
+    """One replica, and what the scheduler thinks of it. All but status is not set
+    while it is down.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_HELD_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_CACHED_FIELD_NUMBER: _builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    MARGIN_FIELD_NUMBER: _builtins.int
+    PREDICTION_RATIO_FIELD_NUMBER: _builtins.int
+    PREDICTED_WAIT_FIELD_NUMBER: _builtins.int
+    INTERACTIVE_LOAD_FIELD_NUMBER: _builtins.int
+    OVERHEAD_P50_FIELD_NUMBER: _builtins.int
+    OVERHEAD_P99_FIELD_NUMBER: _builtins.int
+    queued: _builtins.int
+    """Promised requests that wait for it."""
+    kv_blocks_held: _builtins.int
+    """Blocks of KV memory that requests hold."""
+    kv_blocks_cached: _builtins.int
+    """Blocks of KV memory that keep a known beginning of a prompt, and are given up
+    when a request needs them.
+    """
+    block_tokens: _builtins.int
+    """Tokens in a block of KV memory."""
+    max_context_tokens: _builtins.int
+    """Longest prompt plus output that it takes, in tokens."""
+    margin: _builtins.float
+    """By what predicted times are multiplied before anything is promised."""
+    prediction_ratio: _builtins.float
+    """Actual over predicted step time of late."""
+    interactive_load: _builtins.float
+    """Share of its time that interactive work takes, 0 to 1, decayed over seconds."""
+    @_builtins.property
+    def status(self) -> Global___ReplicaStatus:
+        """What GetStatus tells too."""
+
+    @_builtins.property
+    def cost(self) -> Global___StepCost:
+        """How long a step is predicted to take."""
+
+    @_builtins.property
+    def predicted_wait(self) -> _duration_pb2.Duration:
+        """Time until a request that came now would get step time."""
+
+    @_builtins.property
+    def overhead_p50(self) -> _duration_pb2.Duration:
+        """Median time of the last 1,000 steps outside the engine: planning, transport,
+        committing.
+        """
+
+    @_builtins.property
+    def overhead_p99(self) -> _duration_pb2.Duration:
+        """99th percentile of the same."""
+
+    def __init__(
+        self,
+        *,
+        status: Global___ReplicaStatus | None = ...,
+        queued: _builtins.int = ...,
+        kv_blocks_held: _builtins.int = ...,
+        kv_blocks_cached: _builtins.int = ...,
+        block_tokens: _builtins.int = ...,
+        max_context_tokens: _builtins.int = ...,
+        cost: Global___StepCost | None = ...,
+        margin: _builtins.float = ...,
+        prediction_ratio: _builtins.float = ...,
+        predicted_wait: _duration_pb2.Duration | None = ...,
+        interactive_load: _builtins.float = ...,
+        overhead_p50: _duration_pb2.Duration | None = ...,
+        overhead_p99: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "overhead_p50", b"overhead_p50", "overhead_p99", b"overhead_p99", "predicted_wait", b"predicted_wait", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "cost", b"cost", "interactive_load", b"interactive_load", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_held", b"kv_blocks_held", "margin", b"margin", "max_context_tokens", b"max_context_tokens", "overhead_p50", b"overhead_p50", "overhead_p99", b"overhead_p99", "predicted_wait", b"predicted_wait", "prediction_ratio", b"prediction_ratio", "queued", b"queued", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaDetail: _TypeAlias = ReplicaDetail  # noqa: Y015
+
+@_typing.final
+class StepCost(_message.Message):
+    """Terms of the step cost model: the time of a step is the sum of each times the
+    number of what it is for (docs/cost-model.md).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_S_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKEN_S_FIELD_NUMBER: _builtins.int
+    PAIR_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
+    KV_TOKEN_S_FIELD_NUMBER: _builtins.int
+    step_s: _builtins.float
+    """Any step, in seconds."""
+    prefill_token_s: _builtins.float
+    """A prompt token, in seconds."""
+    pair_s: _builtins.float
+    """A query-key pair of a prompt's chunk, in seconds."""
+    decode_s: _builtins.float
+    """A decoding request, in seconds."""
+    kv_token_s: _builtins.float
+    """A token of KV that is read, in seconds."""
+    def __init__(
+        self,
+        *,
+        step_s: _builtins.float = ...,
+        prefill_token_s: _builtins.float = ...,
+        pair_s: _builtins.float = ...,
+        decode_s: _builtins.float = ...,
+        kv_token_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_s", b"decode_s", "kv_token_s", b"kv_token_s", "pair_s", b"pair_s", "prefill_token_s", b"prefill_token_s", "step_s", b"step_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepCost: _TypeAlias = StepCost  # noqa: Y015
+
+@_typing.final
+class ExplainRequestRequest(_message.Message):
+    """Which request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Its id in the server's log ("action-17"), or "robot id/observation id" for
+    the newest attempt at an observation.
+    """
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequestRequest: _TypeAlias = ExplainRequestRequest  # noqa: Y015
+
+@_typing.final
+class ExplainRequestResponse(_message.Message):
+    """Where a request stands, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_CLASS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    EXPLANATION_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    NUM_AHEAD_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    SLACK_FIELD_NUMBER: _builtins.int
+    PREDICTED_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_LEFT_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Its id in the server's log. Empty where it was refused before it got one."""
+    label: _builtins.str
+    """What its client knows it by: "robot id/observation id". Empty for texts."""
+    tenant: _builtins.str
+    """Tenant."""
+    request_class: _builtins.str
+    """Class."""
+    state: Global___RequestState.ValueType
+    """Where it stands."""
+    explanation: _builtins.str
+    """One line for a person: why it is where it is."""
+    outcome: _builtins.str
+    """How it ended, such as "COMPLETED". Empty before."""
+    reason: _builtins.str
+    """Why it was refused or not completed, such as "LATE". Empty otherwise."""
+    hold: Global___RequestHold.ValueType
+    """What keeps it from running, while it waits."""
+    replica_id: _builtins.str
+    """Replica that it is bound to or runs on. Empty: none. For operators only."""
+    num_ahead: _builtins.int
+    """Requests of its queue that come before it, while it waits. Batch: of its
+    tenant's.
+    """
+    prompt_tokens: _builtins.int
+    """Prompt tokens."""
+    prefill_tokens_left: _builtins.int
+    """Of these, still to be computed, while it is live."""
+    output_tokens: _builtins.int
+    """Tokens given so far."""
+    max_output_tokens: _builtins.int
+    """Most tokens that it may give."""
+    kv_blocks: _builtins.int
+    """Blocks of KV memory that it holds."""
+    preemptions: _builtins.int
+    """Times that it was pushed back for others, while it is live."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """Time since its arrival, or from its arrival to its end."""
+
+    @_builtins.property
+    def slack(self) -> _duration_pb2.Duration:
+        """Time left until its deadline, negative when past. Not set: nothing (more)
+        is promised.
+        """
+
+    @_builtins.property
+    def predicted(self) -> _duration_pb2.Duration:
+        """From arrival to the answer, as predicted when it was admitted, or refused as
+        late. Not set where nothing was predicted.
+        """
+
+    @_builtins.property
+    def retry_after(self) -> _duration_pb2.Duration:
+        """Earliest time after its refusal at which asking again made sense."""
+
+    @_builtins.property
+    def queue(self) -> _duration_pb2.Duration:
+        """Arrival to the first step with it, once it ended."""
+
+    @_builtins.property
+    def prefill(self) -> _duration_pb2.Duration:
+        """From there to the first token, once it ended."""
+
+    @_builtins.property
+    def decode(self) -> _duration_pb2.Duration:
+        """From there to the end, once it ended."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        label: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        request_class: _builtins.str = ...,
+        state: Global___RequestState.ValueType = ...,
+        explanation: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        hold: Global___RequestHold.ValueType = ...,
+        replica_id: _builtins.str = ...,
+        num_ahead: _builtins.int = ...,
+        age: _duration_pb2.Duration | None = ...,
+        slack: _duration_pb2.Duration | None = ...,
+        predicted: _duration_pb2.Duration | None = ...,
+        retry_after: _duration_pb2.Duration | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        prefill_tokens_left: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        max_output_tokens: _builtins.int = ...,
+        kv_blocks: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
+        queue: _duration_pb2.Duration | None = ...,
+        prefill: _duration_pb2.Duration | None = ...,
+        decode: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "decode", b"decode", "predicted", b"predicted", "prefill", b"prefill", "queue", b"queue", "retry_after", b"retry_after", "slack", b"slack"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "decode", b"decode", "explanation", b"explanation", "hold", b"hold", "kv_blocks", b"kv_blocks", "label", b"label", "max_output_tokens", b"max_output_tokens", "num_ahead", b"num_ahead", "outcome", b"outcome", "output_tokens", b"output_tokens", "predicted", b"predicted", "preemptions", b"preemptions", "prefill", b"prefill", "prefill_tokens_left", b"prefill_tokens_left", "prompt_tokens", b"prompt_tokens", "queue", b"queue", "reason", b"reason", "replica_id", b"replica_id", "request_class", b"request_class", "request_id", b"request_id", "retry_after", b"retry_after", "slack", b"slack", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequestResponse: _TypeAlias = ExplainRequestResponse  # noqa: Y015

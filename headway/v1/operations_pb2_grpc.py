@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class OperationsServiceStub:
-    """For the people who run a server.
+    """For the people who run a server. A tenant sees what is its own; an operator
+    ([[tenants]] operator = true) sees everything, and alone may drain.
     """
 
     def __init__(self, channel):
@@ -40,14 +41,92 @@ class OperationsServiceStub:
                 request_serializer=headway_dot_v1_dot_operations__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_operations__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.WatchStatus = channel.unary_stream(
+                '/headway.v1.OperationsService/WatchStatus',
+                request_serializer=headway_dot_v1_dot_operations__pb2.WatchStatusRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_operations__pb2.WatchStatusResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/headway.v1.OperationsService/Drain',
+                request_serializer=headway_dot_v1_dot_operations__pb2.DrainRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_operations__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/headway.v1.OperationsService/Undrain',
+                request_serializer=headway_dot_v1_dot_operations__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_operations__pb2.UndrainResponse.FromString,
+                _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/headway.v1.OperationsService/ListTenants',
+                request_serializer=headway_dot_v1_dot_operations__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_operations__pb2.ListTenantsResponse.FromString,
+                _registered_method=True)
+        self.ListReplicas = channel.unary_unary(
+                '/headway.v1.OperationsService/ListReplicas',
+                request_serializer=headway_dot_v1_dot_operations__pb2.ListReplicasRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_operations__pb2.ListReplicasResponse.FromString,
+                _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/headway.v1.OperationsService/ExplainRequest',
+                request_serializer=headway_dot_v1_dot_operations__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_operations__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
 
 
 class OperationsServiceServicer:
-    """For the people who run a server.
+    """For the people who run a server. A tenant sees what is its own; an operator
+    ([[tenants]] operator = true) sees everything, and alone may drain.
     """
 
     def GetStatus(self, request, context):
         """The state of the server at this instant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchStatus(self, request, context):
+        """The state, again and again, until the client goes or the server does. A
+        client that does not read is dropped after server.write_timeout_s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Takes no new work from now on, on the whole server or on one replica. What
+        was admitted is finished. Draining twice is once. Only for operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undrain(self, request, context):
+        """Takes new work again. Without effect on what is not drained. Only for
+        operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTenants(self, request, context):
+        """What each tenant may use, and what it was given.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListReplicas(self, request, context):
+        """Each replica: its state, and what the scheduler thinks of it. Only for
+        operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainRequest(self, request, context):
+        """Where one live or recent request stands, and why it is not further or was
+        refused. Of another tenant: NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +140,36 @@ def add_OperationsServiceServicer_to_server(servicer, server):
                     request_deserializer=headway_dot_v1_dot_operations__pb2.GetStatusRequest.FromString,
                     response_serializer=headway_dot_v1_dot_operations__pb2.GetStatusResponse.SerializeToString,
             ),
+            'WatchStatus': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchStatus,
+                    request_deserializer=headway_dot_v1_dot_operations__pb2.WatchStatusRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_operations__pb2.WatchStatusResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=headway_dot_v1_dot_operations__pb2.DrainRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_operations__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=headway_dot_v1_dot_operations__pb2.UndrainRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_operations__pb2.UndrainResponse.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=headway_dot_v1_dot_operations__pb2.ListTenantsRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_operations__pb2.ListTenantsResponse.SerializeToString,
+            ),
+            'ListReplicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReplicas,
+                    request_deserializer=headway_dot_v1_dot_operations__pb2.ListReplicasRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_operations__pb2.ListReplicasResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=headway_dot_v1_dot_operations__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_operations__pb2.ExplainRequestResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'headway.v1.OperationsService', rpc_method_handlers)
@@ -70,7 +179,8 @@ def add_OperationsServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperationsService:
-    """For the people who run a server.
+    """For the people who run a server. A tenant sees what is its own; an operator
+    ([[tenants]] operator = true) sees everything, and alone may drain.
     """
 
     @staticmethod
@@ -90,6 +200,168 @@ class OperationsService:
             '/headway.v1.OperationsService/GetStatus',
             headway_dot_v1_dot_operations__pb2.GetStatusRequest.SerializeToString,
             headway_dot_v1_dot_operations__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headway.v1.OperationsService/WatchStatus',
+            headway_dot_v1_dot_operations__pb2.WatchStatusRequest.SerializeToString,
+            headway_dot_v1_dot_operations__pb2.WatchStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.OperationsService/Drain',
+            headway_dot_v1_dot_operations__pb2.DrainRequest.SerializeToString,
+            headway_dot_v1_dot_operations__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.OperationsService/Undrain',
+            headway_dot_v1_dot_operations__pb2.UndrainRequest.SerializeToString,
+            headway_dot_v1_dot_operations__pb2.UndrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.OperationsService/ListTenants',
+            headway_dot_v1_dot_operations__pb2.ListTenantsRequest.SerializeToString,
+            headway_dot_v1_dot_operations__pb2.ListTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReplicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.OperationsService/ListReplicas',
+            headway_dot_v1_dot_operations__pb2.ListReplicasRequest.SerializeToString,
+            headway_dot_v1_dot_operations__pb2.ListReplicasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.OperationsService/ExplainRequest',
+            headway_dot_v1_dot_operations__pb2.ExplainRequestRequest.SerializeToString,
+            headway_dot_v1_dot_operations__pb2.ExplainRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperationsServiceStub:
-    """For the people who run a server."""
+    """For the people who run a server. A tenant sees what is its own; an operator
+    ([[tenants]] operator = true) sees everything, and alone may drain.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -35,17 +37,65 @@ class OperationsServiceStub:
     def __new__(cls, channel: _aio.Channel) -> OperationsServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_operations_pb2.GetStatusRequest, _operations_pb2.GetStatusResponse]
     """The state of the server at this instant."""
+    WatchStatus: _grpc.UnaryStreamMultiCallable[_operations_pb2.WatchStatusRequest, _operations_pb2.WatchStatusResponse]
+    """The state, again and again, until the client goes or the server does. A
+    client that does not read is dropped after server.write_timeout_s.
+    """
+    Drain: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DrainRequest, _operations_pb2.DrainResponse]
+    """Takes no new work from now on, on the whole server or on one replica. What
+    was admitted is finished. Draining twice is once. Only for operators.
+    """
+    Undrain: _grpc.UnaryUnaryMultiCallable[_operations_pb2.UndrainRequest, _operations_pb2.UndrainResponse]
+    """Takes new work again. Without effect on what is not drained. Only for
+    operators.
+    """
+    ListTenants: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ListTenantsRequest, _operations_pb2.ListTenantsResponse]
+    """What each tenant may use, and what it was given."""
+    ListReplicas: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ListReplicasRequest, _operations_pb2.ListReplicasResponse]
+    """Each replica: its state, and what the scheduler thinks of it. Only for
+    operators.
+    """
+    ExplainRequest: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ExplainRequestRequest, _operations_pb2.ExplainRequestResponse]
+    """Where one live or recent request stands, and why it is not further or was
+    refused. Of another tenant: NOT_FOUND.
+    """
 
 @_typing.type_check_only
 class OperationsServiceAsyncStub(OperationsServiceStub):
-    """For the people who run a server."""
+    """For the people who run a server. A tenant sees what is its own; an operator
+    ([[tenants]] operator = true) sees everything, and alone may drain.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_operations_pb2.GetStatusRequest, _operations_pb2.GetStatusResponse]  # type: ignore[assignment]
     """The state of the server at this instant."""
+    WatchStatus: _aio.UnaryStreamMultiCallable[_operations_pb2.WatchStatusRequest, _operations_pb2.WatchStatusResponse]  # type: ignore[assignment]
+    """The state, again and again, until the client goes or the server does. A
+    client that does not read is dropped after server.write_timeout_s.
+    """
+    Drain: _aio.UnaryUnaryMultiCallable[_operations_pb2.DrainRequest, _operations_pb2.DrainResponse]  # type: ignore[assignment]
+    """Takes no new work from now on, on the whole server or on one replica. What
+    was admitted is finished. Draining twice is once. Only for operators.
+    """
+    Undrain: _aio.UnaryUnaryMultiCallable[_operations_pb2.UndrainRequest, _operations_pb2.UndrainResponse]  # type: ignore[assignment]
+    """Takes new work again. Without effect on what is not drained. Only for
+    operators.
+    """
+    ListTenants: _aio.UnaryUnaryMultiCallable[_operations_pb2.ListTenantsRequest, _operations_pb2.ListTenantsResponse]  # type: ignore[assignment]
+    """What each tenant may use, and what it was given."""
+    ListReplicas: _aio.UnaryUnaryMultiCallable[_operations_pb2.ListReplicasRequest, _operations_pb2.ListReplicasResponse]  # type: ignore[assignment]
+    """Each replica: its state, and what the scheduler thinks of it. Only for
+    operators.
+    """
+    ExplainRequest: _aio.UnaryUnaryMultiCallable[_operations_pb2.ExplainRequestRequest, _operations_pb2.ExplainRequestResponse]  # type: ignore[assignment]
+    """Where one live or recent request stands, and why it is not further or was
+    refused. Of another tenant: NOT_FOUND.
+    """
 
 class OperationsServiceServicer(metaclass=_abc_1.ABCMeta):
-    """For the people who run a server."""
+    """For the people who run a server. A tenant sees what is its own; an operator
+    ([[tenants]] operator = true) sees everything, and alone may drain.
+    """
 
     @_abc_1.abstractmethod
     def GetStatus(
@@ -54,5 +104,63 @@ class OperationsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operations_pb2.GetStatusResponse, _abc.Awaitable[_operations_pb2.GetStatusResponse]]:
         """The state of the server at this instant."""
+
+    @_abc_1.abstractmethod
+    def WatchStatus(
+        self,
+        request: _operations_pb2.WatchStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operations_pb2.WatchStatusResponse], _abc.AsyncIterator[_operations_pb2.WatchStatusResponse]]:
+        """The state, again and again, until the client goes or the server does. A
+        client that does not read is dropped after server.write_timeout_s.
+        """
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _operations_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.DrainResponse, _abc.Awaitable[_operations_pb2.DrainResponse]]:
+        """Takes no new work from now on, on the whole server or on one replica. What
+        was admitted is finished. Draining twice is once. Only for operators.
+        """
+
+    @_abc_1.abstractmethod
+    def Undrain(
+        self,
+        request: _operations_pb2.UndrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.UndrainResponse, _abc.Awaitable[_operations_pb2.UndrainResponse]]:
+        """Takes new work again. Without effect on what is not drained. Only for
+        operators.
+        """
+
+    @_abc_1.abstractmethod
+    def ListTenants(
+        self,
+        request: _operations_pb2.ListTenantsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.ListTenantsResponse, _abc.Awaitable[_operations_pb2.ListTenantsResponse]]:
+        """What each tenant may use, and what it was given."""
+
+    @_abc_1.abstractmethod
+    def ListReplicas(
+        self,
+        request: _operations_pb2.ListReplicasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.ListReplicasResponse, _abc.Awaitable[_operations_pb2.ListReplicasResponse]]:
+        """Each replica: its state, and what the scheduler thinks of it. Only for
+        operators.
+        """
+
+    @_abc_1.abstractmethod
+    def ExplainRequest(
+        self,
+        request: _operations_pb2.ExplainRequestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.ExplainRequestResponse, _abc.Awaitable[_operations_pb2.ExplainRequestResponse]]:
+        """Where one live or recent request stands, and why it is not further or was
+        refused. Of another tenant: NOT_FOUND.
+        """
 
 def add_OperationsServiceServicer_to_server(servicer: OperationsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

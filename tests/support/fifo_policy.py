@@ -5,7 +5,7 @@
 import asyncio
 from collections import deque
 
-from cloud.scheduler.snapshot import Snapshot
+from cloud.scheduler.snapshot import RequestSnapshot, Snapshot
 from cloud.scheduler.types import (
     Admitted,
     Ended,
@@ -145,6 +145,9 @@ class FifoPolicy:
     def snapshot(self, now_ns: int) -> Snapshot:
         """Nothing is counted here."""
         return Snapshot(now_ns, self.is_draining, (), ())
+
+    def explain(self, request_id: str, now_ns: int) -> RequestSnapshot | None:
+        """Nothing is known here."""
 
     def _end(
         self,

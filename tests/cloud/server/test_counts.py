@@ -174,7 +174,7 @@ async def test_denied_class_is_counted_where_it_was_asked_for() -> None:
     config = parse_settings(
         '[[tenants]]\nname = "default"\nclasses = ["standard"]\n',
         source="test",
-        overrides={"server.port": 0, "engine.kind": "simulated"},
+        overrides={"server.port": 0, "server.development": True, "engine.kind": "simulated"},
     )
     with structlog.testing.capture_logs() as lines:
         async with running_server(config) as running:

@@ -163,7 +163,7 @@ async def test_class_that_the_tenant_may_not_use_is_denied() -> None:
     config = parse_settings(
         '[[tenants]]\nname = "default"\nclasses = ["interactive", "standard"]\n',
         source="test",
-        overrides={"server.port": 0},
+        overrides={"server.port": 0, "server.development": True},
     )
     async with running_server(config, make_engine=ScriptedEngine, policy=FifoPolicy()) as running:
         error = await refused(running, priority=robot_pb2.PRIORITY_BATCH)

@@ -201,7 +201,7 @@ def test_signal_while_starting_leaves_nothing(serve: Serve) -> None:
     ("toml", "arguments", "words"),
     [
         ("[server]\nprot = 1\n", (), "server.port"),
-        ("[server]\nhost = '0.0.0.0'\n", (), "credentials"),
+        ("[server]\nhost = '0.0.0.0'\n", (), "expected a loopback address"),
         ("", ("--model", "/nowhere/at/all"), "/nowhere/at/all"),
         ("", ("--engine", "warp"), "'torch', 'simulated'"),
         ("", ("--port", "70000"), "70000"),
