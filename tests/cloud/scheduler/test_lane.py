@@ -8,7 +8,17 @@ from cloud.scheduler.simulated import Arrival
 from cloud.scheduler.types import Admitted
 from cloud.scheduler.virtual import VirtualDriver
 from headway.outcome import Outcome
-from tests.support.scheduling import COST, MS, CheckedScheduler, S, batch, replica, standard
+from tests.support.scheduling import (
+    COST,
+    MS,
+    Bench,
+    CheckedScheduler,
+    S,
+    batch,
+    interactive,
+    replica,
+    standard,
+)
 
 
 def test_the_lane_earns_its_share_and_no_more_than_a_window() -> None:
@@ -69,6 +79,26 @@ def test_starving_batch_work_gets_its_share_and_breaks_no_promise() -> None:
     assert opened[0] > closed[0]
     assert closed[2] == opened[2] == 0
     assert opened[1] >= 0.9 * closed[1]
+
+
+def test_the_lane_leaves_the_room_that_a_promise_waits_for() -> None:
+    """A standard request waits for 12 blocks, 8 are free, and a starving one would need 4."""
+    config = SchedulerConfig(
+        batch=ClassConfig(tpot_target_ns=None, patience_ns=10 * MS), use_prefix_cache=False
+    )
+    bench = Bench(config, replica(num_blocks=18))
+    bench.submit(interactive("robot", 20 * S, prompt_tokens=120, max_output_tokens=40))
+    bench.step()
+    told = bench.submit(standard("question", 20 * S, prompt_tokens=180, max_output_tokens=4))
+    assert isinstance(told, Admitted)
+    bench.submit(batch("night", prompt_tokens=50, max_output_tokens=8))
+    plans = bench.steps(45)
+    ran = [{item.request_id for item in plan.items} for plan in plans]
+    first = next(number for number, names in enumerate(ran) if "question" in names)
+    # Long beyond its patience, and the lane has had time to save.
+    assert sum(plan.predicted_ns for plan in plans[:first]) > 300 * MS
+    assert all("night" not in names for names in ran[:first])
+    assert any("night" in names for names in ran[first:])
 
 
 def test_many_aged_requests_do_not_turn_the_day_into_a_queue() -> None:

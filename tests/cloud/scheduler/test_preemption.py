@@ -1,6 +1,7 @@
 """Who gives way, and that nobody is lost or thrashed by it."""
 
 from cloud.scheduler.config import SchedulerConfig
+from cloud.scheduler.draft import StepDraft
 from cloud.scheduler.types import Admitted, DeadlineCovers, Ended
 from headway.outcome import Outcome
 from tests.support.scheduling import Bench, S, batch, ids, interactive, replica, standard
@@ -44,6 +45,25 @@ def test_small_requests_do_not_starve_a_large_head() -> None:
         bench.submit(interactive(f"small{number}", 31 * S, prompt_tokens=16, max_output_tokens=30))
     order = [name for plan in bench.steps(45) for name in ids(plan, prefill=True)]
     assert order.index("large") < order.index("small0")
+
+
+def test_a_victim_is_not_back_in_the_step_that_it_gave_way_in() -> None:
+    """It gave way for somebody there; in the next step, or where nobody is, it may come."""
+    bench = Bench(SchedulerConfig(max_running=1))
+    bench.submit(batch("night", prompt_tokens=64, max_output_tokens=30))
+    bench.steps(2)
+    victim = bench.scheduler._live["night"]
+    bench.submit(interactive("robot", bench.now_ns + S, max_output_tokens=3))
+    bench.plan()
+    live, server = bench.scheduler._live["robot"], bench.scheduler._replicas["r0"]
+    server.step_id -= 1  # As it was while the step was put together.
+    draft = StepDraft(server, min_chunk_tokens=16)
+    assert not draft.has_given_way(victim)
+    draft.add_decodes((live,), 1, live.computed)
+    assert draft.has_given_way(victim)
+    assert not draft.has_given_way(live)
+    server.step_id += 1
+    assert not draft.has_given_way(victim)
 
 
 def test_growth_evicts_the_newest_of_the_lowest_class() -> None:
