@@ -179,7 +179,8 @@ class OperationsService:
             # The same for another tenant's: nobody learns that there is one.
             raise CallRefused(
                 Reason.NOT_FOUND,
-                f"no live or recent request {name[:64]!r}; the server keeps the latest thousands",
+                f"no live or recent request {name[:64]!r}; of those that are over, the latest "
+                "thousands are remembered",
                 field="request_id",
             )
         now_ns = self._clock.now_ns()

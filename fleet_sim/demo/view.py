@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from google.protobuf.duration_pb2 import Duration
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -15,6 +13,7 @@ from rich.text import Text
 
 from edge.answer import AnswerKind, Tally
 from fleet_sim.demo.measures import FleetMeasures, LastAnswer
+from headway.cli.status_view import classes_table, count, milliseconds, plain_table
 from headway.v1 import operations_pb2
 
 __all__ = ["LiveScreen", "PlainScreen", "Screen", "View", "screen_for"]
@@ -130,7 +129,7 @@ def _plain_line(view: View) -> str:
     in_time = sum(tally.kinds[AnswerKind.IN_TIME] for tally in both)
     return (
         f"{in_time} in time, {refused} refused, {late} late, "
-        f"p99 {_ms(measures.residents.answer_percentile_ns(0.99))} ms; "
+        f"p99 {milliseconds(measures.residents.answer_percentile_ns(0.99))} ms; "
         f"batch {_batch_tokens(view.status):,} tokens written"
     )
 
@@ -139,7 +138,7 @@ def _screenful(view: View) -> RenderableType:
     return Group(
         _heading(view),
         Text(""),
-        _classes(view.status),
+        classes_table(view.status, "What the server did"),
         Text(""),
         _fleet(view.measures),
         Text(""),
@@ -158,64 +157,23 @@ def _heading(view: View) -> RenderableType:
     return Group(line, Text(view.phase, style="bold"))
 
 
-def _classes(status: operations_pb2.GetStatusResponse) -> Table:
-    """The server's side: a row a class and tenant."""
-    table = _table("What the server did", ("class", "tenant"))
-    table.add_column("admitted", justify="right", no_wrap=True)
-    table.add_column("refused")
-    for name in ("late", "tokens", "p50 ms", "p99 ms"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in status.classes:
-        reasons = ", ".join(f"{r.reason} {r.count:,}" for r in row.rejected if r.count)
-        table.add_row(
-            row.request_class,
-            row.tenant,
-            f"{row.admitted:,}",
-            Text(reasons or "0", style="yellow" if reasons else ""),
-            _count(row.missed, "bold red"),
-            f"{row.output_tokens:,}",
-            _ms(_ns(row.latency_p50)),
-            _ms(_ns(row.latency_p99)),
-        )
-    return table
-
-
 def _fleet(measures: FleetMeasures) -> Table:
     """The robots' side: a row a group of robots."""
-    table = _table("What the robots saw", ("robots",))
+    table = plain_table("What the robots saw", ("robots",))
     for name in ("asked", "in time", "refused", "told in ms", "late", "p50 ms", "p99 ms"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, tally in _groups(measures):
         table.add_row(
             name,
             str(tally.num_asked),
-            _count(tally.kinds[AnswerKind.IN_TIME], "green"),
-            _count(tally.kinds[AnswerKind.REFUSED], "yellow"),
-            _ms(tally.refusal_percentile_ns(0.99)),
-            _count(tally.kinds[AnswerKind.LATE], "bold red"),
-            _ms(tally.answer_percentile_ns(0.5)),
-            _ms(tally.answer_percentile_ns(0.99)),
+            count(tally.kinds[AnswerKind.IN_TIME], "green"),
+            count(tally.kinds[AnswerKind.REFUSED], "yellow"),
+            milliseconds(tally.refusal_percentile_ns(0.99)),
+            count(tally.kinds[AnswerKind.LATE], "bold red"),
+            milliseconds(tally.answer_percentile_ns(0.5)),
+            milliseconds(tally.answer_percentile_ns(0.99)),
         )
     return table
-
-
-def _table(title: str, names: tuple[str, ...]) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for name in names:
-        table.add_column(name, no_wrap=True)
-    return table
-
-
-def _count(number: int, style: str) -> Text:
-    return Text(f"{number:,}", style=style if number else "")
 
 
 def _groups(measures: FleetMeasures) -> Iterator[tuple[str, Tally]]:
@@ -241,11 +199,3 @@ def _robots(last: list[LastAnswer]) -> Table:
 
 def _batch_tokens(status: operations_pb2.GetStatusResponse) -> int:
     return sum(row.output_tokens for row in status.classes if row.request_class == "batch")
-
-
-def _ns(span: Duration) -> int | None:
-    return (span.seconds * 1_000_000_000 + span.nanos) or None
-
-
-def _ms(span_ns: int | None) -> str:
-    return "-" if span_ns is None else f"{span_ns / 1e6:,.0f}"

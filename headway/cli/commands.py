@@ -35,6 +35,8 @@ class Subcommand:
 
 COMMANDS: dict[str, Subcommand] = {
     "serve": Subcommand("cloud.server.command:serve", "Serve a model to robots.", "cloud"),
+    "status": Subcommand("headway.cli.status_command:status", "Show what a server does."),
+    "drain": Subcommand("headway.cli.drain_command:drain", "Take a server out of service."),
     "robot": Subcommand("edge.command:robot", "Act as a robot against a server.", "edge"),
     "demo": Subcommand(
         "fleet_sim.demo.command:demo",
