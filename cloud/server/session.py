@@ -128,6 +128,8 @@ class RobotSession:
             self._stop_asking(listening)
             writing.cancel()
             await asyncio.gather(writing, *listening, return_exceptions=True)
+            if self._end.done():
+                self._end.exception()  # Looked at, also where the robot left first.
         self._end.result()
 
     def end(self, refused: CallRefused | None = None) -> None:
