@@ -15,6 +15,8 @@ class Call:
         request: as the scheduler knows it.
         prompt: as the engine is to know it.
         arrived_ns: when it came in.
+        predicted_ns: instant of the promised token, as predicted when it was admitted;
+            0 before.
         tokens: its output so far; grows until `ended`.
         ended: its one end; None while it lives.
         label: what a person knows it by, for the log.
@@ -30,6 +32,7 @@ class Call:
         "label",
         "on_ended",
         "on_token",
+        "predicted_ns",
         "prompt",
         "request",
         "tokens",
@@ -50,6 +53,7 @@ class Call:
         self.on_ended = on_ended
         self.on_token = on_token
         self.label = label
+        self.predicted_ns = 0
         self.tokens: list[int] = []
         self.ended: Ended | None = None
         self.is_started = False

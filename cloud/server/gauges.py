@@ -48,10 +48,18 @@ class Gauges:
         """Tells the state at this instant."""
         snapshot = self._scheduler.snapshot(self._clock.now_ns())
         self._tell_classes(snapshot)
-        usage = {one.replica_id: one.blocks_held / one.blocks_total for one in snapshot.replicas}
+        loads = {one.replica_id: one for one in snapshot.replicas}
         for replica in self._replicas:
-            name = replica.replica_id
-            self._metrics.set_replica(name, is_up=replica.is_up, kv_usage=usage.get(name, 0.0))
+            load = loads.get(replica.replica_id)
+            self._metrics.set_replica(
+                replica.replica_id,
+                is_up=replica.is_up,
+                is_draining=replica.is_draining,
+                held=load.blocks_held if load else 0,
+                cached=load.blocks_cached if load else 0,
+                free=load.blocks_free if load else 0,
+                margin=load.margin if load else 0.0,
+            )
 
     def _tell_classes(self, snapshot: Snapshot) -> None:
         for request_class in RequestClass:
@@ -60,7 +68,10 @@ class Gauges:
                 request_class,
                 running=sum(one.num_running for one in ours),
                 waiting=sum(one.num_waiting for one in ours),
+                waiting_tokens=snapshot.waiting_tokens[request_class],
             )
+            for one in ours:
+                self._metrics.set_fairness(request_class, one.tenant, one.counter)
             preempted = sum(one.preemptions for one in ours)
             self._metrics.preempted(request_class, preempted - self._preempted[request_class])
             self._preempted[request_class] = preempted

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
-from cloud.scheduler.types import Admitted, Ended, Rejected
+from cloud.scheduler.types import Admitted, DeadlineCovers, Ended, Rejected, StepPlan
 from cloud.server.refused import CallRefused
 from cloud.server.trail import Trail
 from headway.clock import s_from_ns
 from headway.outcome import Outcome, Reason, RequestClass
+from headway.telemetry.step_metrics import Step
 
 if TYPE_CHECKING:
     from cloud.server.call import Call
@@ -44,13 +45,40 @@ class StepTimes:
         self._replica_id = replica_id
         self._metrics = metrics
 
-    def add(self, engine_ns: int, added_ns: int) -> None:
-        """Takes in one step; `added_ns` is planning, transport and committing."""
+    def add(self, plan: StepPlan, engine_ns: int, added_ns: int, spent_ns: int) -> None:
+        """Takes in one step.
+
+        Args:
+            plan: of the step.
+            engine_ns: time in the engine.
+            added_ns: planning, transport and committing.
+            spent_ns: from plan to plan.
+        """
         self.count += 1
         self.engine_ns.append(engine_ns)
         self.added_ns.append(added_ns)
         if self._metrics is not None:
-            self._metrics.step(self._replica_id, engine_ns, added_ns)
+            self._metrics.step(
+                self._replica_id,
+                Step(
+                    engine_ns,
+                    added_ns,
+                    spent_ns,
+                    plan.predicted_ns,
+                    _prefill_tokens(plan),
+                    len(plan.items),
+                ),
+            )
+
+
+def _prefill_tokens(plan: StepPlan) -> int:
+    """Prompt tokens of a step. Prefills come last, and are few."""
+    tokens = 0
+    for item in reversed(plan.items):
+        if not item.is_prefill:
+            break
+        tokens += item.num_tokens
+    return tokens
 
 
 class Ledger:
@@ -82,6 +110,7 @@ class Ledger:
     def admitted(self, call: "Call", answer: Admitted) -> None:
         """The scheduler took a request in."""
         request = call.request
+        call.predicted_ns = answer.predicted_ns
         self.trail.admitted(call, answer)
         if self._metrics is not None:
             self._metrics.admitted(request.request_class, request.tenant)
@@ -135,6 +164,7 @@ class Ledger:
                 queue_ns=ended.queue_ns,
                 prefill_ns=ended.prefill_ns,
                 decode_ns=ended.decode_ns,
+                prediction_ratio=_prediction_ratio(call, ended),
             )
         _log.info(
             "request_finished",
@@ -151,6 +181,18 @@ class Ledger:
             decode_s=s_from_ns(ended.decode_ns),
             total_s=s_from_ns(total_ns),
         )
+
+
+def _prediction_ratio(call: "Call", ended: Ended) -> float | None:
+    """Arrival to the promised token over what admission predicted; None without a promise."""
+    request = call.request
+    predicted_ns = call.predicted_ns - call.arrived_ns
+    if not request.request_class.is_promised or predicted_ns <= 0:
+        return None
+    answered_ns = ended.at_ns
+    if request.deadline_covers is DeadlineCovers.FIRST_TOKEN:
+        answered_ns -= ended.decode_ns
+    return (answered_ns - call.arrived_ns) / predicted_ns
 
 
 def _log_refused(

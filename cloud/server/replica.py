@@ -244,7 +244,8 @@ class Replica:
             if logs_steps:
                 _log_step(plan, spent.elapsed_ns)
             waited_ns = result_ns - sent_ns
-            self.times.add(result.elapsed_ns, planned_ns + max(0, waited_ns - result.elapsed_ns))
+            added_ns = planned_ns + max(0, waited_ns - result.elapsed_ns)
+            self.times.add(plan, result.elapsed_ns, added_ns, spent.elapsed_ns)
             self._next_backoff_ns = self._backoff_ns[0]
             unyielded_ns = (
                 0 if waited_ns > _MAX_UNYIELDED_NS else unyielded_ns + waited_ns + planned_ns

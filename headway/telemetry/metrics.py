@@ -20,22 +20,18 @@ from prometheus_client import (
 from headway.outcome import Outcome, Reason, RequestClass
 from headway.telemetry.metrics_server import MetricsServer
 from headway.telemetry.series import CounterFamily, Distribution, HistogramFamily, Tally
+from headway.telemetry.step_metrics import (
+    LATENCY_BUCKETS_S,
+    RATIO_BUCKETS,
+    STEP_BUCKETS_S,
+    Step,
+    StepMetrics,
+)
 
 __all__ = ["OTHER_TENANT", "Metrics"]
 
 OTHER_TENANT = "other"
 
-# Seconds. From a tenth of a robot's shortest deadline to a patient person.
-_LATENCY_BUCKETS = (
-    0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0,
-    10.0, 30.0, 60.0, 300.0,
-)  # fmt: skip
-_STEP_BUCKETS = (
-    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 5.0,
-)  # fmt: skip
-_OVERHEAD_BUCKETS = (
-    0.00005, 0.0001, 0.0002, 0.0004, 0.0006, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1,
-)  # fmt: skip
 _NAMESPACE = "headway"
 _PER_REQUEST = ("class", "tenant")
 
@@ -71,7 +67,6 @@ class Metrics:
         self.registry = CollectorRegistry() if registry is None else registry
         self._tenants = frozenset(tenants)
         self._series: dict[tuple[RequestClass, str], _Series] = {}
-        self._steps: dict[str, tuple[Distribution, Distribution]] = {}
         ProcessCollector(registry=self.registry)
         self._admitted = self._counter("requests_admitted", "Requests admitted.", _PER_REQUEST)
         self._rejected = self._counter(
@@ -99,32 +94,55 @@ class Metrics:
             "num_preemptions", "Running requests pushed back for others.", ("class",)
         )
         self._queue = self._histogram(
-            "request_queue_time_seconds", "Arrival to the first step.", _LATENCY_BUCKETS
+            "request_queue_time_seconds", "Arrival to the first step.", LATENCY_BUCKETS_S
         )
         self._ttft = self._histogram(
-            "time_to_first_token_seconds", "Arrival to the first token.", _LATENCY_BUCKETS
+            "time_to_first_token_seconds", "Arrival to the first token.", LATENCY_BUCKETS_S
         )
         self._tpot = self._histogram(
             "request_time_per_output_token_seconds",
             "Mean time between two tokens of a request.",
-            _STEP_BUCKETS,
+            STEP_BUCKETS_S,
         )
         self._e2e = self._histogram(
-            "e2e_request_latency_seconds", "Arrival to the last token.", _LATENCY_BUCKETS
+            "e2e_request_latency_seconds", "Arrival to the last token.", LATENCY_BUCKETS_S
         )
-        self._step = self._histogram(
-            "step_time_seconds", "Time that the engine took for a step.", _STEP_BUCKETS, "replica"
+        self._answers = self._histogram(
+            "answer_prediction_ratio",
+            "Arrival to the promised token over what admission predicted, with margin.",
+            RATIO_BUCKETS,
+            ("class",),
+            1,
         )
-        self._overhead = self._histogram(
-            "step_host_overhead_seconds",
-            "Time of a step outside the engine: planning, transport, committing.",
-            _OVERHEAD_BUCKETS,
-            "replica",
+        self._steps = StepMetrics(
+            lambda name, meaning, bounds, per_unit: self._histogram(
+                name, meaning, bounds, ("replica",), per_unit
+            )
         )
         self._running = self._gauge("num_requests_running", "Requests in a batch now.", "class")
         self._waiting = self._gauge("num_requests_waiting", "Requests waiting now.", "class")
+        self._tokens_waiting = self._gauge(
+            "num_tokens_waiting", "Prompt and largest output of what waits now.", "class"
+        )
+        self._fairness = self._gauge(
+            "fairness_counter_tokens",
+            "Weighted tokens served over the tenant's weight; the smallest comes next.",
+            *_PER_REQUEST,
+        )
         self._kv = self._gauge("kv_cache_usage_perc", "KV in use; 1 is full.", "replica")
-        self._up = self._gauge("replica_up", "1 while the replica can be given work.", "replica")
+        self._kv_blocks = self._gauge(
+            "kv_cache_blocks",
+            "Blocks of KV memory: held by requests, cached beginnings of prompts, free.",
+            "replica",
+            "state",
+        )
+        self._margin = self._gauge(
+            "scheduler_margin_ratio", "By what predicted times are multiplied.", "replica"
+        )
+        self._up = self._gauge("replica_up", "1 while the replica's engine works.", "replica")
+        self._draining = self._gauge(
+            "replica_draining", "1 while no new work is placed on the replica.", "replica"
+        )
         self._start_at_zero()
 
     def admitted(self, request_class: RequestClass, tenant: str) -> None:
@@ -154,6 +172,7 @@ class Metrics:
         queue_ns: int = 0,
         prefill_ns: int = 0,
         decode_ns: int = 0,
+        prediction_ratio: float | None = None,
     ) -> None:
         """Counts the end of an admitted request, and times a completed one.
 
@@ -170,6 +189,8 @@ class Metrics:
             queue_ns: arrival to the first step with the request.
             prefill_ns: from there to the first token.
             decode_ns: from there to the last token.
+            prediction_ratio: arrival to the promised token over what admission
+                predicted; None where nothing was promised.
         """
         series = self._of(request_class, tenant)
         tally = series.finished.get((outcome, reason))
@@ -190,35 +211,66 @@ class Metrics:
         series.e2e.observe(first_ns + decode_ns)
         if output_tokens > 1:
             series.tpot.observe(decode_ns / (output_tokens - 1))
+        if prediction_ratio is not None:
+            self._answers.labels(request_class.label).observe(prediction_ratio)
 
     def preempted(self, request_class: RequestClass, count: int = 1) -> None:
         """Counts running requests that were pushed back."""
         self._preemptions.labels(request_class.label).value += count
 
-    def step(self, replica_id: str, engine_ns: int, host_overhead_ns: int) -> None:
-        """Times one step: in the engine, and outside of it."""
-        series = self._steps.get(replica_id)
-        if series is None:
-            series = (self._step.labels(replica_id), self._overhead.labels(replica_id))
-            self._steps[replica_id] = series
-        series[0].observe(engine_ns)
-        series[1].observe(host_overhead_ns)
+    def step(self, replica_id: str, step: Step) -> None:
+        """Takes in one step of a replica."""
+        self._steps.observe(replica_id, step)
 
-    def set_load(self, request_class: RequestClass, *, running: int, waiting: int) -> None:
-        """Says how many requests of a class there are now."""
+    def set_load(
+        self, request_class: RequestClass, *, running: int, waiting: int, waiting_tokens: int = 0
+    ) -> None:
+        """Says how much of a class there is now.
+
+        Args:
+            request_class: the class.
+            running: requests in a batch.
+            waiting: requests that wait.
+            waiting_tokens: their prompts and largest outputs.
+        """
         self._running.labels(request_class.label).set(running)
         self._waiting.labels(request_class.label).set(waiting)
+        self._tokens_waiting.labels(request_class.label).set(waiting_tokens)
 
-    def set_replica(self, replica_id: str, *, is_up: bool, kv_usage: float = 0.0) -> None:
+    def set_fairness(self, request_class: RequestClass, tenant: str, counter: float) -> None:
+        """Says what a tenant's counter is; one that is not configured has no series."""
+        if tenant in self._tenants:
+            self._fairness.labels(request_class.label, tenant).set(counter)
+
+    def set_replica(
+        self,
+        replica_id: str,
+        *,
+        is_up: bool,
+        is_draining: bool = False,
+        held: int = 0,
+        cached: int = 0,
+        free: int = 0,
+        margin: float = 0.0,
+    ) -> None:
         """Says how a replica does now.
 
         Args:
             replica_id: configured name of the replica.
-            is_up: it can be given work.
-            kv_usage: share of its KV in use, 0 to 1.
+            is_up: its engine works.
+            is_draining: no new work is placed on it.
+            held: blocks of KV memory that requests hold.
+            cached: blocks that keep a beginning of a prompt, given up when needed.
+            free: blocks with nothing in them.
+            margin: by what its predicted times are multiplied; 0 while it is down.
         """
+        total = held + cached + free
         self._up.labels(replica_id).set(is_up)
-        self._kv.labels(replica_id).set(kv_usage)
+        self._draining.labels(replica_id).set(is_draining)
+        self._kv.labels(replica_id).set(held / total if total else 0.0)
+        for state, blocks in (("held", held), ("cached", cached), ("free", free)):
+            self._kv_blocks.labels(replica_id, state).set(blocks)
+        self._margin.labels(replica_id).set(margin)
 
     def exposition(self) -> bytes:
         """All of it in Prometheus's text format."""
@@ -269,13 +321,17 @@ class Metrics:
         self.registry.register(family)
         return family
 
-    def _gauge(self, name: str, meaning: str, label: str) -> Gauge:
-        return Gauge(name, meaning, (label,), namespace=_NAMESPACE, registry=self.registry)
+    def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        return Gauge(name, meaning, labels, namespace=_NAMESPACE, registry=self.registry)
 
     def _histogram(
-        self, name: str, meaning: str, buckets: Sequence[float], label: str = ""
+        self,
+        name: str,
+        meaning: str,
+        bounds: Sequence[float],
+        labels: Sequence[str] = _PER_REQUEST,
+        per_unit: int = 1_000_000_000,
     ) -> HistogramFamily:
-        labels = (label,) if label else _PER_REQUEST
-        family = HistogramFamily(f"{_NAMESPACE}_{name}", meaning, labels, buckets)
+        family = HistogramFamily(f"{_NAMESPACE}_{name}", meaning, labels, bounds, per_unit)
         self.registry.register(family)
         return family

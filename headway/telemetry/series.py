@@ -17,11 +17,10 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from headway.clock import ns_from_s
-
 __all__ = ["CounterFamily", "Distribution", "HistogramFamily", "Tally"]
 
 _Child = TypeVar("_Child")
+_NS_PER_S = 1_000_000_000
 
 
 class Tally:
@@ -34,24 +33,24 @@ class Tally:
 
 
 class Distribution:
-    """One series of a histogram of spans.
+    """One series of a histogram.
 
     Args:
-        bounds_ns: upper bounds of its buckets, ascending; what is longer than all
+        bounds: upper bounds of its buckets, ascending; what is larger than all
             of them is in one more.
     """
 
-    __slots__ = ("_bounds_ns", "counts", "sum_ns")
+    __slots__ = ("_bounds", "counts", "sum")
 
-    def __init__(self, bounds_ns: Sequence[int]) -> None:
-        self._bounds_ns = bounds_ns
-        self.counts = [0] * (len(bounds_ns) + 1)
-        self.sum_ns = 0.0
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
 
-    def observe(self, span_ns: float) -> None:
-        """Takes in one span; on a bound it belongs to the bucket below."""
-        self.counts[bisect_left(self._bounds_ns, span_ns)] += 1
-        self.sum_ns += span_ns
+    def observe(self, value: float) -> None:
+        """Takes in one value; on a bound it belongs to the bucket below."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
 
 
 class _Family(Collector, Generic[_Child]):
@@ -102,21 +101,30 @@ class CounterFamily(_Family[Tally]):
 
 
 class HistogramFamily(_Family[Distribution]):
-    """A histogram of spans.
+    """A histogram.
 
     Args:
-        name: ends in "_seconds".
+        name: ends in its unit.
         meaning: one sentence.
         labels: their names.
-        bounds_s: upper bounds of the buckets, ascending.
+        bounds: upper bounds of the buckets in the unit of the name, ascending.
+        per_unit: how many of what is observed make one unit; nanoseconds and
+            seconds where it is left out.
     """
 
     def __init__(
-        self, name: str, meaning: str, labels: Sequence[str], bounds_s: Sequence[float]
+        self,
+        name: str,
+        meaning: str,
+        labels: Sequence[str],
+        bounds: Sequence[float],
+        per_unit: int = _NS_PER_S,
     ) -> None:
         super().__init__(name, meaning, labels)
-        self._bounds_ns = [ns_from_s(bound) for bound in bounds_s]
-        self._bound_names = [*map(floatToGoString, bounds_s), "+Inf"]
+        self._per_unit = per_unit
+        # Whole nanoseconds: what is on a bound is found on it.
+        self._bounds = bounds if per_unit == 1 else [round(one * per_unit) for one in bounds]
+        self._bound_names = [*map(floatToGoString, bounds), "+Inf"]
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
         """The family without its series, for the registry."""
@@ -130,9 +138,11 @@ class HistogramFamily(_Family[Distribution]):
                 # Prometheus counts in a bucket what is in all lower ones too.
                 totals = accumulate(one.counts.copy())
                 family.add_metric(
-                    values, list(zip(self._bound_names, totals, strict=True)), one.sum_ns / 1e9
+                    values,
+                    list(zip(self._bound_names, totals, strict=True)),
+                    one.sum / self._per_unit,
                 )
             yield family
 
     def _new(self) -> Distribution:
-        return Distribution(self._bounds_ns)
+        return Distribution(self._bounds)

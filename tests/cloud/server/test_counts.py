@@ -257,3 +257,34 @@ async def test_preemptions_reach_prometheus() -> None:
             for name in ("interactive", "standard", "batch")
         }
         assert preempted == {"interactive": 0, "standard": 0, "batch": 1}
+
+
+async def test_steps_and_promises_are_compared_with_their_predictions() -> None:
+    """One action of 20 tokens: 20 steps, the first of which reads the whole prompt."""
+    async with told_by(counted()) as told:
+        await told.running.next_action(observation())
+        metrics = told.running.server._metrics.registry
+
+        def value(name: str, **labels: str) -> float | None:
+            return metrics.get_sample_value(f"headway_{name}", labels)
+
+        (interactive,) = (await told.classes()).values()
+        replica = {"replica": "replica-0"}
+        assert value("step_prediction_ratio_count", **replica) == 20
+        assert value("step_requests_sum", **replica) == 20
+        assert value("step_prefill_tokens_sum", **replica) == interactive.prompt_tokens
+        assert value("answer_prediction_ratio_count", **{"class": "interactive"}) == 1
+        ratio = value("answer_prediction_ratio_sum", **{"class": "interactive"})
+        assert ratio is not None
+        # The engine takes what was predicted, and the machine around it a little more.
+        assert ratio > 0.9
+        server = told.running.server
+        Gauges(server._metrics, server._policy, server.dispatcher.replicas, MonotonicClock()).look()
+        spent = interactive.prompt_tokens + 2 * interactive.output_tokens
+        who = {"class": "interactive", "tenant": "default"}
+        assert value("fairness_counter_tokens", **who) == spent
+        blocks = [
+            value("kv_cache_blocks", state=state, **replica) for state in ("held", "cached", "free")
+        ]
+        assert blocks[0] == 0
+        assert sum(one or 0 for one in blocks) == 1024

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headway.errors import HeadwayError
 from headway.outcome import Outcome, Reason, RequestClass
 from headway.telemetry.metrics import Metrics
+from headway.telemetry.step_metrics import Step
 
 MS = 1_000_000
 
@@ -84,6 +85,19 @@ def test_a_request_that_was_cut_short_is_counted_and_not_timed(metrics: Metrics)
     assert value(metrics, "e2e_request_latency_seconds_count", **who) == 0
 
 
+def test_a_promise_is_compared_with_what_came_of_it(metrics: Metrics) -> None:
+    """By class; what ended otherwise came of nothing that could be compared."""
+    interactive = RequestClass.INTERACTIVE
+    metrics.finished(interactive, "acme", Outcome.COMPLETED, prediction_ratio=0.8)
+    metrics.finished(
+        interactive, "acme", Outcome.EXPIRED, Reason.DEADLINE_MISSED, prediction_ratio=2.0
+    )
+    metrics.finished(RequestClass.BATCH, "night", Outcome.COMPLETED)
+    assert value(metrics, "answer_prediction_ratio_sum", class_="interactive") == 0.8
+    assert value(metrics, "answer_prediction_ratio_count", class_="interactive") == 1
+    assert value(metrics, "answer_prediction_ratio_count", class_="batch") is None
+
+
 def test_a_refusal_is_counted_by_its_reason(metrics: Metrics) -> None:
     """Refused is not admitted, and not finished."""
     metrics.rejected(RequestClass.INTERACTIVE, "acme", Reason.LATE)
@@ -106,24 +120,40 @@ def test_a_tenant_that_is_not_configured_is_other(metrics: Metrics) -> None:
 
 def test_steps_split_into_engine_and_overhead(metrics: Metrics) -> None:
     """What the engine took, and what everything around it took."""
-    metrics.step("r0", 20 * MS, 400_000)
+    metrics.step("r0", Step(20 * MS, 400_000, 21 * MS, 20 * MS, 736, 33))
+    metrics.step("r0", Step(0, 0, MS, 0, 0, 1))  # Nothing was predicted: no ratio.
     assert value(metrics, "step_time_seconds_sum", replica="r0") == pytest.approx(0.02)
     assert value(metrics, "step_host_overhead_seconds_sum", replica="r0") == pytest.approx(0.0004)
+    assert value(metrics, "step_prediction_ratio_sum", replica="r0") == pytest.approx(1.05)
+    assert value(metrics, "step_prediction_ratio_count", replica="r0") == 1
+    assert value(metrics, "step_prefill_tokens_sum", replica="r0") == 736
+    assert value(metrics, "step_requests_sum", replica="r0") == 34
 
 
 def test_gauges_say_what_is_now(metrics: Metrics) -> None:
     """The last value counts."""
     metrics.set_load(RequestClass.STANDARD, running=3, waiting=9)
-    metrics.set_load(RequestClass.STANDARD, running=2, waiting=0)
-    metrics.set_replica("r0", is_up=True, kv_usage=0.25)
+    metrics.set_load(RequestClass.STANDARD, running=2, waiting=0, waiting_tokens=640)
+    metrics.set_replica("r0", is_up=True, held=16, cached=8, free=40, margin=1.25)
+    metrics.set_fairness(RequestClass.STANDARD, "acme", 1234.5)
+    metrics.set_fairness(RequestClass.STANDARD, "stranger", 1.0)
     metrics.preempted(RequestClass.BATCH, 2)
     assert value(metrics, "num_requests_running", class_="standard") == 2
     assert value(metrics, "num_requests_waiting", class_="standard") == 0
+    assert value(metrics, "num_tokens_waiting", class_="standard") == 640
     assert value(metrics, "kv_cache_usage_perc", replica="r0") == 0.25
+    blocks = [value(metrics, "kv_cache_blocks", replica="r0", state=s) for s in ("held", "cached")]
+    assert blocks == [16, 8]
+    assert value(metrics, "scheduler_margin_ratio", replica="r0") == 1.25
+    who = {"class_": "standard", "tenant": "acme"}
+    assert value(metrics, "fairness_counter_tokens", **who) == 1234.5
+    assert b"stranger" not in metrics.exposition()
     assert value(metrics, "replica_up", replica="r0") == 1
     assert value(metrics, "num_preemptions_total", **{"class": "batch"}) == 2
-    metrics.set_replica("r0", is_up=False)
+    metrics.set_replica("r0", is_up=False, is_draining=True)
     assert value(metrics, "replica_up", replica="r0") == 0
+    assert value(metrics, "replica_draining", replica="r0") == 1
+    assert value(metrics, "kv_cache_usage_perc", replica="r0") == 0
 
 
 def test_known_series_start_at_zero(metrics: Metrics) -> None:
@@ -137,7 +167,7 @@ def test_known_series_start_at_zero(metrics: Metrics) -> None:
 
 def test_times_are_in_seconds_and_counts_are_totals(metrics: Metrics) -> None:
     """Prometheus's naming: base units, and _total only on counters."""
-    metrics.step("r0", MS, MS)
+    metrics.step("r0", Step(MS, MS, MS, MS, 1, 1))
     families = [
         family
         for family in text_string_to_metric_families(metrics.exposition().decode())
@@ -148,7 +178,7 @@ def test_times_are_in_seconds_and_counts_are_totals(metrics: Metrics) -> None:
         assert "milli" not in family.name
         assert not family.name.endswith(("_ms", "_ns"))
         if family.type == "histogram":
-            assert family.name.endswith("_seconds")
+            assert family.name.endswith(("_seconds", "_ratio", "_tokens", "_requests"))
         assert family.documentation.endswith(".")
 
 
