@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
+from typing import TypeVar
 
 from edge.runtime.backend import Backend
 from headway.cost_model import CostModel, MeasuredStep, StepShape, fit
@@ -14,9 +16,13 @@ from headway.errors import HeadwayError
 
 __all__ = ["Calibration", "calibrate", "load_calibration", "save_calibration"]
 
+_T = TypeVar("_T")
 _VERSION = 1
 # Ways to begin: nothing is measured before code, caches and clocks are warm.
 _WARM_UP = 3
+# What takes so many times the median of its like is no work of the device's: somebody else
+# had the processor. Left out, and counted; while running it is met as an overrun.
+_STALL = 2.5
 # What control's measured worst case is multiplied with: it is a worst case of a few
 # hundred, and what other programs take comes on top.
 _CONTROL_MARGIN = 1.5
@@ -31,12 +37,14 @@ class Calibration:
         control_worst_ns: of a control step, with its own margin.
         mape: mean error of predictions on points that were held out, as a share.
         num_points: chunks that were measured.
+        num_stalls: of chunks and control steps, those that were left out.
     """
 
     cost: CostModel
     control_worst_ns: int
     mape: float
     num_points: int
+    num_stalls: int = 0
 
 
 def calibrate(
@@ -91,10 +99,15 @@ def calibrate(
             backend.control(observation, None)
             control_ns.append(now_ns() - began_ns)
         progress((number + 1) / rounds)
-    found = fit(points)
-    worst = max(one.elapsed_ns / found.model.predict_ns(one.shape) for one in points)
+    likes = [[one for one in points if one.shape == shape] for shape in {p.shape for p in points}]
+    kept = [one for like in likes for one in _without_stalls(like, lambda one: one.elapsed_ns)]
+    steady_ns = _without_stalls(control_ns, lambda span_ns: span_ns)
+    num_stalls = len(points) - len(kept) + len(control_ns) - len(steady_ns)
+    found = fit(kept)
+    worst = max(one.elapsed_ns / found.model.predict_ns(one.shape) for one in kept)
     cost = replace(found.model, margin=max(found.model.margin, worst))
-    return Calibration(cost, round(_CONTROL_MARGIN * max(control_ns)), found.mape, len(points))
+    control_worst_ns = round(_CONTROL_MARGIN * max(steady_ns))
+    return Calibration(cost, control_worst_ns, found.mape, len(points), num_stalls)
 
 
 def save_calibration(
@@ -144,6 +157,7 @@ def load_calibration(
             int(content["control_worst_ns"]),
             float(content["mape"]),
             int(content["num_points"]),
+            int(content["num_stalls"]),
         )
     except FileNotFoundError:
         return None
@@ -156,6 +170,12 @@ def load_calibration(
 def _path(folder: Path, device: str, model_digest: str, power_mode: str) -> Path:
     plain = "".join(c if c.isalnum() else "-" for c in f"{device}-{power_mode}")
     return folder / f"{plain}-{model_digest[:16]}.json"
+
+
+def _without_stalls(like: Sequence[_T], span_ns: Callable[[_T], int]) -> list[_T]:
+    """Of measurements of the same thing, those that nobody held up."""
+    limit_ns = _STALL * median(map(span_ns, like))
+    return [one for one in like if span_ns(one) <= limit_ns]
 
 
 def _contexts(max_scene_tokens: int, bucket: int) -> list[int]:

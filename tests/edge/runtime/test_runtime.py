@@ -141,17 +141,18 @@ def test_calibration_finds_what_the_device_takes() -> None:
     assert found.num_points == 6 * 3 * 5
 
 
-def test_calibration_covers_every_point() -> None:
-    """One slow chunk in a hundred is within the margin."""
+def test_calibration_covers_every_point_save_for_stalls() -> None:
+    """Twice the usual is within the margin; ten times is somebody else's doing, and counted."""
     clock, count = VirtualClock(), itertools.count()
     device = SimulatedBackend(
         CostModel(t0_ns=1.0 * MS, prefill_ns=10.0 * US),
         MS,
         clock,
-        chunk_noise=lambda: 3.0 if next(count) == 60 else 1.0,
+        chunk_noise=lambda: {50: 2.0, 60: 10.0}.get(next(count), 1.0),
     )
     found = calibrate(device, (32, 128), 1024, num_inputs=1, now_ns=clock.now_ns)
-    assert found.cost.margin >= 2.5
+    assert 1.9 <= found.cost.margin <= 2.1
+    assert found.num_stalls == 1
 
 
 def test_a_calibration_is_kept_for_exactly_one_device_model_and_mode(tmp_path: Path) -> None:
