@@ -14,6 +14,7 @@ from cloud.engine.tokenizer import Tokenizer, load_tokenizer
 from cloud.scheduler.policy import Policy
 from cloud.scheduler.types import ReplicaSpec
 from cloud.server.action import ActionCodec
+from cloud.server.admin import AdminServer
 from cloud.server.assembly import (
     engine_factory,
     make_authenticator,
@@ -108,6 +109,8 @@ class Server:
         self._robots = self._robot_service(tokenizer)
         self._operations: OperationsService | None = None
         self._health = Health((ROBOT_SERVICE, OPERATIONS_SERVICE))
+        port = settings.server.admin_port
+        self._admin = AdminServer(port, self._health) if port else None
         self._grpc: grpc.aio.Server | None = None
         self._gauges: asyncio.Task[None] | None = None
 
@@ -172,6 +175,8 @@ class Server:
             server, self._grpc = self._grpc, None
             await server.stop(_LAST_WORDS_S if grace_s else 0)
         await self.dispatcher.stop()
+        if self._admin is not None:
+            await self._admin.stop()
         if self._gauges is not None:
             self._gauges.cancel()
             self._gauges = None
@@ -187,6 +192,8 @@ class Server:
         self.port = _bind(server, listen)
         if listen.metrics_port:
             self._metrics_server = self._metrics.serve(listen.host, listen.metrics_port)
+        if self._admin is not None:
+            await self._admin.start()
         await self.dispatcher.start()
         await self._health.start(server)
         self._operations = OperationsService(

@@ -24,6 +24,10 @@ class Health:
     async def start(self, server: grpc.aio.Server) -> None:
         """Adds the service to `server`, NOT_SERVING until told otherwise."""
         await self._set(is_serving=False)
+        self.add_to(server)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Lets another server tell the same."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     def tell(self, *, is_serving: bool) -> None:

@@ -106,6 +106,13 @@ class ServerSettings(Section):
     metrics_port: int = Field(
         0, ge=0, le=65535, description="TCP port for Prometheus on the same host; 0 is off."
     )
+    admin_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="TCP port for channelz, health and reflection, always on 127.0.0.1 and "
+        "without credentials; 0 is off.",
+    )
     max_message_bytes: int = Field(
         DEFAULT_MAX_MESSAGE_BYTES, ge=1024, description="Largest message taken or sent, in bytes."
     )
