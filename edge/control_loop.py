@@ -9,13 +9,12 @@ Three threads, so that none that may wait can keep the robot moving:
               it does not
 """
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
-
-import structlog
 
 from edge.action import Action
 from edge.behaviour import Behaviour, Stop
@@ -26,7 +25,7 @@ from headway.rpc.errors import CallError
 
 __all__ = ["Cloud", "Command", "ControlLoop", "EdgePolicy", "LoopReport"]
 
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 # Periods without a sign of the control thread until the watchdog takes over.
 _WATCHDOG_PERIODS = 5
 # And never sooner: a garbage collection or a page fault is no death.
@@ -221,7 +220,7 @@ class ControlLoop:
             except Exception as error:
                 # Kept for whoever closes the loop; a thread has nobody to raise to.
                 self._failure = self._failure or error
-                _log.exception("control_failed")
+                _log.exception("the control loop failed")
 
     def _tick_on(self) -> None:
         due_ns = self._clock.now_ns()
@@ -243,7 +242,7 @@ class ControlLoop:
             is_late = lateness_ns > _LATE_SHARE * self._config.control_period_ns
             self._late_ticks += is_late
         if is_late:
-            _log.warning("control_late", lateness_ms=lateness_ns / 1e6)
+            _log.warning("the control thread was %.1f ms late", lateness_ns / 1e6)
 
     def _command(self, now_ns: int) -> None:
         policy = self._edge_policy
@@ -253,7 +252,7 @@ class ControlLoop:
             order = self._fallback.order(now_ns, edge_is_ready=is_ready)
         if order.level is not previous:
             self._before, self._level_since_ns = self._last, now_ns
-            _log.info("level_changed", level=order.level.name, reason=order.reason)
+            _log.info("level %s: %s", order.level.name, order.reason or "an answer came")
         values = self._values(order, now_ns)
         with self._actuating:
             if self._is_taken_over:
@@ -293,7 +292,7 @@ class ControlLoop:
                     self._ask_once()
                 except Exception:
                     # The robot goes on by itself, and this thread tries again.
-                    _log.exception("asking_failed")
+                    _log.exception("asking the cloud failed")
 
     def _ask_once(self) -> None:
         observed_ns = self._clock.now_ns()
@@ -332,11 +331,11 @@ class ControlLoop:
                     self._take_over(silent_ns)
                 except Exception:
                     # Once more in a while: what cannot be reached now may be later.
-                    _log.exception("watchdog_failed")
+                    _log.exception("the watchdog could not stop the robot")
 
     def _take_over(self, silent_ns: int) -> None:
         reason = f"the control thread has been silent for {silent_ns / 1e6:.0f} ms"
-        _log.error("watchdog_stop", silent_ms=silent_ns / 1e6)
+        _log.error("%s", reason)
         with self._lock:
             self._watchdog_stops += 1
             self._fallback.stop(reason, self._clock.now_ns())

@@ -4,6 +4,7 @@ gRPC and whatever else may be busy belongs into another process: a thread that h
 Python's lock for 5 ms delays control by as much.
 """
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -11,8 +12,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
-
-import structlog
 
 from edge.runtime.backend import Backend
 from edge.runtime.device import ControlResult, Device, SceneEnd
@@ -24,7 +23,7 @@ from headway.cost_model import CostModel, MeasuredStep, fit
 
 __all__ = ["EdgeRuntime", "RuntimeReport"]
 
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 _JOIN_S = 10.0
 
 
@@ -244,15 +243,15 @@ class EdgeRuntime:
                 self._came.wait(left_s)
         except BaseException as error:
             self._failure = error
-            _log.exception("device_failed")
+            _log.exception("the device's thread failed")
 
     def _on_control(self, result: ControlResult) -> None:
         if not result.kept_bound:
             _log.warning(
-                "reaction_late",
-                kind=result.kind.value,
-                reaction_ms=(result.ended_ns - result.release_ns) / 1e6,
-                problem=result.problem,
+                "a %s took %.1f ms to react: %s",
+                result.kind.value,
+                (result.ended_ns - result.release_ns) / 1e6,
+                result.problem or "the device was held up",
             )
         if result.kind is ControlKind.TICK:
             self._on_tick(result)

@@ -83,3 +83,21 @@ def test_the_example_of_the_readme_runs(refuses: bool, tmp_path: Path) -> None:
         program.write_text(found[1].replace("127.0.0.1:50051", server.address))
         output = run([str(program)])
     assert ("+0.5" in output or "0.5" in output) is not refuses
+
+
+def test_the_loop_of_the_documents_drives_by_the_cloud(tmp_path: Path) -> None:
+    """docs/robot.md as it stands, on a server that answers at once."""
+    page = (ROOT / "docs" / "robot.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    with ScriptedRobotServer() as server:
+        code = code.replace("127.0.0.1:50051", server.address).replace("wait(10)", "wait(2)")
+        script = tmp_path / "loop.py"
+        script.write_text(code)
+        lines = run([str(script)]).splitlines()
+    levels = [line.split()[0] for line in lines]
+    assert levels[0] == "SAFE_STOP"
+    assert "CLOUD" in levels
+    assert set(levels) <= {"SAFE_STOP", "CLOUD", "HOLD", lines[-2].split()[0]}
+    assert lines[-2].startswith("LoopReport(")
+    # The last command of all.
+    assert lines[-1].startswith("SAFE_STOP {'linear_velocity': 0.0, 'angular_velocity': 0.0}")
