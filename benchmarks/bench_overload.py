@@ -541,25 +541,37 @@ def plot(
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}x"))
         panel.legend(frameon=False)
+    steps_ms = [1e3 * max_step_s for max_step_s, _ in frontier]
     trade.plot(
+        steps_ms,
         [run.batch_tokens_per_s for _, run in frontier],
-        [1e3 * percentile(run.in_time_s, 0.99) for _, run in frontier],
         "o-",
         color="tab:blue",
+        label="batch tokens/s",
     )
-    for max_step_s, run in frontier:
-        trade.annotate(
-            f"{max_step_s * 1e3:.0f} ms",
-            (run.batch_tokens_per_s, 1e3 * percentile(run.in_time_s, 0.99)),
-            textcoords="offset points",
-            xytext=(6, 6),
-        )
     trade.set(
-        title="A longest step of … for batch work",
-        xlabel=f"batch tokens a second, beside robots at {NOMINAL:g}x",
-        ylabel="robots' answer, p99 in ms",
+        title=f"What longer batch steps bring and cost, robots at {NOMINAL:g}x",
+        xlabel="scheduler.max_step_s, in ms",
+        ylabel="batch tokens a second",
+        xscale="log",
     )
-    trade.margins(0.15)
+    trade.set_ylim(bottom=0)
+    trade.xaxis.set_major_locator(FixedLocator(steps_ms))
+    trade.xaxis.set_minor_locator(NullLocator())
+    trade.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    answers = trade.twinx()
+    for share, style in ((0.5, "s--"), (0.99, "s-")):
+        answers.plot(
+            steps_ms,
+            [1e3 * percentile(run.in_time_s, share) for _, run in frontier],
+            style,
+            color="tab:green",
+            label=f"answer, p{share * 100:.0f}",
+        )
+    answers.set(ylabel="ms", ylim=(0, 1.1e3 * BUDGET_S))
+    answers.spines["top"].set_visible(False)
+    lines = [*trade.get_lines(), *answers.get_lines()]
+    trade.legend(lines, [str(line.get_label()) for line in lines], frameon=False, loc="lower right")
     for panel in (goodput, times, trade):
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
