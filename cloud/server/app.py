@@ -19,6 +19,7 @@ from cloud.server.assembly import (
     engine_factory,
     make_authenticator,
     make_scheduler,
+    make_tracing,
     replica_spec,
 )
 from cloud.server.calls import CallGate
@@ -87,13 +88,18 @@ class Server:
         self._clock = MonotonicClock()
         self._metrics = Metrics(tenant.name for tenant in settings.tenants)
         self._metrics_server: MetricsServer | None = None
+        self._tracing = make_tracing(settings.telemetry)
         self._policy: ObservedPolicy = policy or make_scheduler(settings)
         self.dispatcher = Dispatcher(
             self._policy,
             self._replicas(
                 make_engine or engine_factory(settings.engine, folder, self.model.vocabulary_tokens)
             ),
-            Ledger(self._metrics if settings.server.metrics_port else None, self._clock.now_ns),
+            Ledger(
+                self._metrics if settings.server.metrics_port else None,
+                self._clock.now_ns,
+                self._tracing,
+            ),
             self._clock,
             prefix_block_tokens=(
                 settings.engine.block_tokens if settings.scheduler.prefix_cache else 0
@@ -183,6 +189,9 @@ class Server:
         if self._metrics_server is not None:
             self._metrics_server.close()
             self._metrics_server = None
+        if self._tracing is not None:
+            # A collector that is slow to take the last spans holds up nobody else.
+            await asyncio.to_thread(self._tracing.close)
 
     async def _start(self) -> None:
         listen = self.settings.server

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cloud.engine.api import Engine, EngineDescription
 from cloud.engine.process import EngineProcess
@@ -18,14 +19,20 @@ from headway.config import (
     InteractiveSettings,
     Settings,
     StandardSettings,
+    TelemetrySettings,
     TenantSettings,
 )
 from headway.cost_model import CostModel, fit
+from headway.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from headway.telemetry.tracing import Tracing
 
 __all__ = [
     "engine_factory",
     "make_authenticator",
     "make_scheduler",
+    "make_tracing",
     "replica_spec",
     "scheduler_config",
 ]
@@ -76,6 +83,24 @@ def make_authenticator(settings: Settings, clock: Clock) -> CredentialAuthentica
         trusts_certificates=bool(server.tls.client_authorities),
         development=server.development,
     )
+
+
+def make_tracing(settings: TelemetrySettings) -> "Tracing | None":
+    """What sends spans where `settings` say; None where they say nowhere.
+
+    Raises:
+        HeadwayError: the extra that it needs is not installed.
+    """
+    if not settings.otlp_endpoint:
+        return None
+    try:
+        from headway.telemetry.tracing import Tracing, otlp_processor
+    except ModuleNotFoundError as error:
+        raise HeadwayError(
+            f"telemetry.otlp_endpoint needs the package '{error.name}', which is not installed. "
+            "Run: pip install 'headway[otel]', or leave the key out"
+        ) from error
+    return Tracing(otlp_processor(settings.otlp_endpoint))
 
 
 def engine_factory(

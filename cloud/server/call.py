@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from cloud.engine.api import EngineRequest
 from cloud.scheduler.types import Ended, Request
+from headway.telemetry.trace_context import TraceParent
 
 __all__ = ["Call"]
 
@@ -20,6 +21,7 @@ class Call:
         tokens: its output so far; grows until `ended`.
         ended: its one end; None while it lives.
         label: what a person knows it by, for the log.
+        trace: the span of its client that it belongs to, if it named one.
         is_started: whether an engine has worked on it.
         is_stopped: whether its text ended at a stop string.
     """
@@ -36,6 +38,7 @@ class Call:
         "prompt",
         "request",
         "tokens",
+        "trace",
     )
 
     def __init__(
@@ -46,6 +49,7 @@ class Call:
         on_ended: Callable[["Call"], None],
         on_token: Callable[["Call"], None] | None = None,
         label: str = "",
+        trace: TraceParent | None = None,
     ) -> None:
         self.request = request
         self.prompt = prompt
@@ -53,6 +57,7 @@ class Call:
         self.on_ended = on_ended
         self.on_token = on_token
         self.label = label
+        self.trace = trace
         self.predicted_ns = 0
         self.tokens: list[int] = []
         self.ended: Ended | None = None

@@ -12,6 +12,7 @@ from cloud.server.identity import Authenticator, Identity
 from cloud.server.ledger import Ledger
 from cloud.server.refused import CallRefused, abort
 from headway.outcome import Reason, RequestClass
+from headway.telemetry.trace_context import trace_parent_of
 
 __all__ = ["CallGate", "Context", "write_in_time"]
 
@@ -59,7 +60,7 @@ class CallGate:
                 self._require_room()
                 return await work(data, identity, context)
             except CallRefused as refused:
-                self._count(request_class, identity, refused)
+                self._count(request_class, identity, refused, context)
                 await abort(context, refused, identity.tenant if identity else "")
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
@@ -91,7 +92,7 @@ class CallGate:
                 self._require_room()
                 await work(incoming, identity, context)
             except CallRefused as refused:
-                self._count(request_class, identity, refused)
+                self._count(request_class, identity, refused, context)
                 await self._abort_stream(context, refused, identity)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
@@ -117,9 +118,14 @@ class CallGate:
             raise asyncio.CancelledError from None
 
     def _count(
-        self, request_class: RequestClass | None, identity: Identity | None, refused: CallRefused
+        self,
+        request_class: RequestClass | None,
+        identity: Identity | None,
+        refused: CallRefused,
+        context: Context,
     ) -> None:
         if request_class is not None:
+            refused.trace = trace_parent_of(context.invocation_metadata())
             self._ledger.refuse(request_class, identity.tenant if identity else "", refused)
 
     def _require_room(self) -> None:

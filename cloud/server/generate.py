@@ -17,6 +17,7 @@ from cloud.server.validation import budget_ns, check_generate, parse
 from headway.clock import Clock, ns_from_s
 from headway.config import SchedulerSettings
 from headway.outcome import Outcome, Reason, RequestClass
+from headway.telemetry.trace_context import TraceParent, trace_parent_of
 from headway.v1 import robot_pb2
 
 __all__ = ["Generate"]
@@ -40,10 +41,16 @@ class _TextCall(Call):
 
     __slots__ = ("num_read", "woken")
 
-    def __init__(self, request: Request, prompt: EngineRequest, arrived_ns: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        prompt: EngineRequest,
+        arrived_ns: int,
+        trace: TraceParent | None = None,
+    ) -> None:
         self.num_read = 0
         self.woken = asyncio.Event()
-        super().__init__(request, prompt, arrived_ns, self._wake, self._wake)
+        super().__init__(request, prompt, arrived_ns, self._wake, self._wake, trace=trace)
 
     def _wake(self, call: Call) -> None:
         del call
@@ -106,6 +113,7 @@ class Generate:
             call = await self._call(message, identity, context, arrived_ns)
         except CallRefused as refused:
             request_class = _CLASSES.get(message.priority, RequestClass.STANDARD)
+            refused.trace = trace_parent_of(context.invocation_metadata())
             self._dispatcher.ledger.refuse(request_class, identity.tenant, refused)
             raise
         answer = self._dispatcher.submit(call)
@@ -150,7 +158,12 @@ class Generate:
             seed=message.seed,
             stop_tokens=self._eos_tokens,
         )
-        return _TextCall(request, EngineRequest(request_id, prompt, sampling), arrived_ns)
+        return _TextCall(
+            request,
+            EngineRequest(request_id, prompt, sampling),
+            arrived_ns,
+            trace_parent_of(context.invocation_metadata()),
+        )
 
     async def _tokens(self, prompt: str) -> tuple[int, ...]:
         """The prompt's tokens; a long text holds up nobody else meanwhile.

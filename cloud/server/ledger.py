@@ -12,11 +12,13 @@ from cloud.server.refused import CallRefused
 from cloud.server.trail import Trail
 from headway.clock import s_from_ns
 from headway.outcome import Outcome, Reason, RequestClass
+from headway.telemetry.request_span import RequestSpan
 from headway.telemetry.step_metrics import Step
 
 if TYPE_CHECKING:
     from cloud.server.call import Call
     from headway.telemetry.metrics import Metrics
+    from headway.telemetry.tracing import Tracing
 
 __all__ = ["Ledger", "StepTimes", "quantile"]
 
@@ -89,6 +91,8 @@ class Ledger:
     Args:
         metrics: where to count. None: nobody asked for metrics.
         now_ns: the clock of the dispatcher.
+        tracing: told of each request that the scheduler was asked about. None: nobody
+            asked for spans.
 
     Attributes:
         trail: finds what became of one request.
@@ -99,13 +103,19 @@ class Ledger:
             takes them for cancelled.
     """
 
-    def __init__(self, metrics: "Metrics | None", now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        metrics: "Metrics | None",
+        now_ns: Callable[[], int],
+        tracing: "Tracing | None" = None,
+    ) -> None:
         self.trail = Trail()
         self._now_ns = now_ns
         self.latencies_ns: dict[_Key, deque[int]] = {}
         self.refused: dict[_Key, dict[Reason, int]] = {}
         self.stopped: dict[_Key, int] = {}
         self._metrics = metrics
+        self._tracing = tracing
 
     def admitted(self, call: "Call", answer: Admitted) -> None:
         """The scheduler took a request in."""
@@ -122,7 +132,12 @@ class Ledger:
         if self._metrics is not None:
             self._metrics.rejected(request.request_class, request.tenant, answer.reason)
         _log_refused(
-            request.request_class, request.tenant, call.label, answer.reason, answer.message
+            request.request_class,
+            request.tenant,
+            call.label,
+            answer.reason,
+            answer.message,
+            self._trace_of(call, lambda: _span_of_refused(call, answer, self._now_ns())),
         )
 
     def refuse(self, request_class: RequestClass, tenant: str, refused: CallRefused) -> None:
@@ -135,7 +150,10 @@ class Ledger:
         self.trail.refused(request_class, tenant, refused, self._now_ns())
         if self._metrics is not None:
             self._metrics.rejected(request_class, tenant, refused.reason)
-        _log_refused(request_class, tenant, refused.label, refused.reason, refused.message)
+        trace_id = refused.trace.trace_id if refused.trace is not None else ""
+        _log_refused(
+            request_class, tenant, refused.label, refused.reason, refused.message, trace_id
+        )
 
     def ended(self, call: "Call", ended: Ended) -> None:
         """An admitted request came to its end."""
@@ -180,7 +198,51 @@ class Ledger:
             prefill_s=s_from_ns(ended.prefill_ns),
             decode_s=s_from_ns(ended.decode_ns),
             total_s=s_from_ns(total_ns),
+            **_trace_fact(self._trace_of(call, lambda: _span_of(call, ended))),
         )
+
+    def _trace_of(self, call: "Call", make_span: "Callable[[], RequestSpan]") -> str:
+        """Id of a request's trace, which is told its span; empty where there is none."""
+        if self._tracing is not None:
+            return self._tracing.ended(make_span(), call.trace)
+        return call.trace.trace_id if call.trace is not None else ""
+
+
+def _span_of(call: "Call", ended: Ended) -> RequestSpan:
+    request = call.request
+    return RequestSpan(
+        request.request_id,
+        call.label,
+        _LABELS[request.request_class],
+        request.tenant,
+        ended.outcome,
+        ended.reason,
+        ended.at_ns - call.arrived_ns,
+        ended.queue_ns,
+        ended.prefill_ns,
+        ended.decode_ns,
+        ended.prompt_tokens,
+        ended.cached_tokens,
+        ended.output_tokens,
+    )
+
+
+def _span_of_refused(call: "Call", answer: Rejected, now_ns: int) -> RequestSpan:
+    request = call.request
+    return RequestSpan(
+        request.request_id,
+        call.label,
+        _LABELS[request.request_class],
+        request.tenant,
+        Outcome.REJECTED,
+        answer.reason,
+        max(0, now_ns - call.arrived_ns),
+        prompt_tokens=request.prompt_tokens,
+    )
+
+
+def _trace_fact(trace_id: str) -> dict[str, str]:
+    return {"trace_id": trace_id} if trace_id else {}
 
 
 def _prediction_ratio(call: "Call", ended: Ended) -> float | None:
@@ -196,7 +258,12 @@ def _prediction_ratio(call: "Call", ended: Ended) -> float | None:
 
 
 def _log_refused(
-    request_class: RequestClass, tenant: str, label: str, reason: Reason, message: str
+    request_class: RequestClass,
+    tenant: str,
+    label: str,
+    reason: Reason,
+    message: str,
+    trace_id: str,
 ) -> None:
     _log.info(
         "request_refused",
@@ -205,4 +272,5 @@ def _log_refused(
         tenant=tenant,
         reason=_REASONS[reason],
         message=message,
+        **_trace_fact(trace_id),
     )

@@ -16,6 +16,7 @@ from cloud.server.refused import CallRefused
 from cloud.server.replays import ObservationKey, Replays
 from cloud.server.validation import budget_ns, check_observation
 from headway.outcome import Outcome, Reason, RequestClass
+from headway.telemetry.trace_context import TraceParent
 from headway.v1 import robot_pb2
 
 __all__ = ["ActionCall", "ActionRequests", "fill_timings"]
@@ -96,6 +97,7 @@ class ActionRequests:
         arrived_ns: int,
         call_deadline_ns: int | None,
         on_ended: Callable[[ActionCall], None],
+        trace: TraceParent | None = None,
         prefix: str = "observation.",
     ) -> ActionCall:
         """Asks for the actions that answer `observation`.
@@ -111,6 +113,7 @@ class ActionRequests:
             arrived_ns: when it came in; its budget counts from there.
             call_deadline_ns: of the gRPC call, if it has one.
             on_ended: told the end, on the loop.
+            trace: the span that the gRPC call belongs to.
             prefix: path of the observation, for errors.
 
         Raises:
@@ -131,6 +134,7 @@ class ActionRequests:
         except CallRefused as refused:
             # Its id may be what is wrong.
             refused.label = f"{robot_id}/{observation.observation_id[:64]}"
+            refused.trace = trace
             self.refuse(identity, refused)
             raise
         if known is not None:
@@ -156,6 +160,7 @@ class ActionRequests:
             arrived_ns,
             self._ended,
             label=f"{robot_id}/{observation.observation_id}",
+            trace=trace,
         )
         call.observation_id = observation.observation_id
         call.embodiment = embodiment

@@ -8,6 +8,7 @@ from cloud.scheduler.types import Ended, Rejected
 from headway.clock import ns_from_s
 from headway.outcome import Outcome, Reason
 from headway.rpc.status import duration_from_ns, refusal, wire_reason
+from headway.telemetry.trace_context import TraceParent
 from headway.v1 import robot_pb2
 
 __all__ = ["CallRefused", "abort", "rejection"]
@@ -33,6 +34,7 @@ class CallRefused(Exception):  # noqa: N818 - an expected answer, and no error o
         is_counted: what became of its request is in the ledger already, or no
             request ends with it.
         label: what a person knows the request by, for the log.
+        trace: the span of its client that it belongs to, if it named one.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class CallRefused(Exception):  # noqa: N818 - an expected answer, and no error o
         self.predicted_ns = predicted_ns
         self.is_counted = is_counted
         self.label = ""
+        self.trace: TraceParent | None = None
 
     @classmethod
     def invalid(cls, field: str, problem: str) -> "CallRefused":

@@ -16,6 +16,7 @@ from cloud.server.session import Sessions
 from cloud.server.validation import check_id, parse
 from headway.clock import Clock, ns_from_s
 from headway.outcome import RequestClass
+from headway.telemetry.trace_context import trace_parent_of
 from headway.v1 import robot_pb2
 
 __all__ = ["ROBOT_SERVICE", "RobotService"]
@@ -87,6 +88,7 @@ class RobotService:
             arrived_ns=arrived_ns,
             call_deadline_ns=None if left_s is None else arrived_ns + ns_from_s(left_s),
             on_ended=on_ended,
+            trace=trace_parent_of(context.invocation_metadata()),
         )
         try:
             await done

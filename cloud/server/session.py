@@ -24,6 +24,7 @@ from headway.clock import Clock, ns_from_s, s_from_ns
 from headway.config import ActionSettings, ServerSettings
 from headway.outcome import Reason
 from headway.rpc.status import STATUS_TABLE, duration_from_ns
+from headway.telemetry.trace_context import trace_parent_of
 from headway.v1 import robot_pb2
 
 __all__ = ["RobotSession", "Sessions"]
@@ -93,6 +94,7 @@ class RobotSession:
         self._identity = identity
         self._context = context
         self._clock = sessions.clock
+        self._trace = trace_parent_of(context.invocation_metadata())
         self._robot_id = ""
         self._embodiment: Embodiment | None = None
         # Answers to be written: messages, or calls that ended.
@@ -233,6 +235,7 @@ class RobotSession:
             arrived_ns=self._heard_ns,
             call_deadline_ns=self._deadline_ns,
             on_ended=self._ended,
+            trace=self._trace,
         )
         if call.ended is None:
             self._live.add(call)
@@ -246,6 +249,7 @@ class RobotSession:
         """Tells a "no" as a message, or ends the stream where there is none for it."""
         if not STATUS_TABLE[refused.reason].wire:
             raise refused
+        refused.trace = self._trace
         self._sessions.requests.refuse(self._identity, refused)
         # Only an id that could stand in a log is sent back.
         name = observation_id if observation_id.isascii() and observation_id.isprintable() else ""

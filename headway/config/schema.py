@@ -510,6 +510,13 @@ class TelemetrySettings(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity that is written."
     )
+    otlp_endpoint: str = Field(
+        "",
+        pattern=r"^(https?://[^\s/:]+:\d+|https?://\[[^\s/]+\]:\d+|)$",
+        description="OpenTelemetry collector that gets a span a request (OTLP over gRPC), as "
+        "http://HOST:PORT, or https for TLS; empty: none. Needs the extra otel.",
+        json_schema_extra={"expected": '"http://127.0.0.1:4317" or the like'},
+    )
 
 
 class Settings(Section):
