@@ -196,8 +196,8 @@ def _ours(
 ) -> tuple["TorchExecutor", "tuple[MeasuredStep, ...]"]:
     from cloud.engine.calibration import measure_steps
     from cloud.engine.native.library import NativeOps
-    from cloud.engine.store import default_cache_dir
     from cloud.engine.torch_executor import TorchExecutor
+    from headway.cache import default_cache_dir
 
     num_blocks = max(num, 8) * (PROMPT + OUTPUT) // 16 + 64
     ops = NativeOps(dtype, default_cache_dir() / "kernels") if is_compiled else None

@@ -45,7 +45,8 @@ def pull(
     Hugging Face hub (owner/name).
     """
     from cloud.engine.catalog import CATALOG
-    from cloud.engine.store import ModelStore, StoreError, default_cache_dir, is_model_name
+    from cloud.engine.store import ModelStore, StoreError, is_model_name
+    from headway.cache import default_cache_dir
 
     store = ModelStore(default_cache_dir())
     entry = CATALOG.get(model)
@@ -82,7 +83,8 @@ def pull(
 @click.command("list")
 def list_models() -> None:
     """Shows the pulled models."""
-    from cloud.engine.store import ModelStore, default_cache_dir
+    from cloud.engine.store import ModelStore
+    from headway.cache import default_cache_dir
 
     store = ModelStore(default_cache_dir())
     rows = [("NAME", "PARAMETERS", "DTYPE", "BYTES", "DIGEST", "SOURCE", "PATH")]
@@ -121,8 +123,9 @@ def check(model: str) -> None:
     from cloud.engine.checkpoint import check_weights
     from cloud.engine.manifest import PromptTest, read_manifest
     from cloud.engine.prompt_test import run_prompt_test
-    from cloud.engine.store import default_cache_dir, resolve_model
+    from cloud.engine.store import resolve_model
     from cloud.engine.tokenizer import action_token_ids, load_tokenizer
+    from headway.cache import default_cache_dir
 
     folder = resolve_model(model, default_cache_dir())
     manifest = read_manifest(folder)

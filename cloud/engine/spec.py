@@ -104,7 +104,7 @@ def _native_ops(spec: EngineSpec, dtype: "torch.dtype") -> "Ops | None":
     if not spec.compile or spec.device != "cpu":
         return None
     from cloud.engine.native.library import NativeOps
-    from cloud.engine.store import default_cache_dir
+    from headway.cache import default_cache_dir
 
     try:
         return NativeOps(dtype, default_cache_dir() / "kernels")

@@ -19,7 +19,7 @@ import filelock
 from cloud.engine.errors import EngineError
 from cloud.engine.manifest import MANIFEST_NAME, Manifest, read_manifest
 
-__all__ = ["ModelStore", "StoreError", "default_cache_dir", "is_model_name", "resolve_model"]
+__all__ = ["ModelStore", "StoreError", "is_model_name", "resolve_model"]
 
 # One word, or two with a slash between them as on the Hugging Face hub.
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -33,15 +33,6 @@ _RESERVED = frozenset({"tiny"})
 
 class StoreError(EngineError):
     """A model is not there, or cannot be put there."""
-
-
-def default_cache_dir() -> Path:
-    """HEADWAY_CACHE_DIR, else `headway` in the user's cache (XDG_CACHE_HOME, ~/.cache)."""
-    own = os.environ.get("HEADWAY_CACHE_DIR")
-    if own:
-        return Path(own)
-    user = os.environ.get("XDG_CACHE_HOME")
-    return (Path(user) if user else Path.home() / ".cache") / "headway"
 
 
 def is_model_name(text: str) -> bool:

@@ -4,8 +4,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from cloud.engine.store import default_cache_dir, resolve_model
+from cloud.engine.store import resolve_model
 from cloud.engine.tiny import write_tiny_checkpoint
+from headway.cache import default_cache_dir
 from headway.errors import HeadwayError
 
 __all__ = ["TINY", "model_folder"]

@@ -38,6 +38,9 @@ COMMANDS: dict[str, Subcommand] = {
     "status": Subcommand("headway.cli.status_command:status", "Show what a server does."),
     "drain": Subcommand("headway.cli.drain_command:drain", "Take a server out of service."),
     "robot": Subcommand("edge.command:robot", "Act as a robot against a server.", "edge"),
+    "edge": Subcommand(
+        "edge.runtime_command:edge", "Run the on-robot runtime on this machine.", "edge,runtime"
+    ),
     "demo": Subcommand(
         "fleet_sim.demo.command:demo",
         "Show a server, eight robots and batch work beside them.",

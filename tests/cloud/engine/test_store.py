@@ -11,10 +11,10 @@ from cloud.engine.manifest import Manifest, PromptTest, StoredFile, sha256_of
 from cloud.engine.store import (
     ModelStore,
     StoreError,
-    default_cache_dir,
     is_model_name,
     resolve_model,
 )
+from headway.cache import default_cache_dir
 
 # FIPS 180-2, appendix B.1.
 SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
