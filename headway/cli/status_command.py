@@ -78,7 +78,7 @@ def _watch(operations: Operations, interval_s: float, *, as_json: bool) -> None:
             for view in looks:
                 _show(view, as_json=as_json)
             return
-        with Live(console=console, auto_refresh=False, screen=True) as live:
+        with Live(console=console, auto_refresh=False) as live:
             for view in looks:
                 live.update(view, refresh=True)
     except KeyboardInterrupt:

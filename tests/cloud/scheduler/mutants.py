@@ -221,6 +221,25 @@ MUTANTS = (
         "kept = replica.waiting_room()",
         "pass",
     ),
+    Mutant(
+        "a drained replica is given new work",
+        "replica.py",
+        "return not self.is_draining and self.is_meant_for(tenant)",
+        "return self.is_meant_for(tenant)",
+    ),
+    Mutant(
+        "promises stay where a replica is drained",
+        "scheduler.py",
+        "            self._move_away(live, now_ns)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "what is too large is told to wait for a drain",
+        "intake.py",
+        "            and replica.fits_alone(live.prompt_tokens, live.max_output)\n"
+        "            for replica in self._replicas.values()\n",
+        "            for replica in self._replicas.values()\n",
+    ),
 )
 
 

@@ -3,6 +3,10 @@
 # ruff: noqa: N802 - the methods have gRPC's names.
 
 import json
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
@@ -27,6 +31,7 @@ class _Told(OperationsServiceServicer):
     Attributes:
         is_operator: whether callers may look into replicas, and drain.
         is_draining: of the server.
+        is_endless: whether states are followed by none, until `gone` is set.
         running: work of the day tenant in the next states; the last one stays.
         calls: (method, replica id).
     """
@@ -34,6 +39,8 @@ class _Told(OperationsServiceServicer):
     def __init__(self) -> None:
         self.is_operator = True
         self.is_draining = False
+        self.is_endless = False
+        self.gone = threading.Event()
         self.running = [2]
         self.calls: list[tuple[str, str]] = []
 
@@ -76,6 +83,8 @@ class _Told(OperationsServiceServicer):
     def WatchStatus(self, request: Any, context: Any) -> Iterator[Any]:
         for _ in range(3):
             yield operations_pb2.WatchStatusResponse(status=self._status())
+        if self.is_endless:
+            self.gone.wait(60)
         _refuse(context, Reason.DRAINING, "the server is being shut down")
 
     def ListTenants(self, request: Any, context: Any) -> operations_pb2.ListTenantsResponse:
@@ -214,6 +223,30 @@ def test_watching_shows_each_state_until_the_server_goes(run: Run) -> None:
     assert status == 2
     assert len(out.splitlines()) == 3
     assert err == "headway: the server is being shut down\n"
+
+
+def test_ctrl_c_ends_the_watching_well(told: _Told, address: str) -> None:
+    """That is how a person ends it: status 0, and not a word."""
+    told.is_endless = True
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from headway.cli import main; main()"),
+            *("status", "--address", address, "--watch", "--json"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        for _ in range(3):
+            assert json.loads(process.stdout.readline())["status"]["model"] == "SmolLM2"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        told.gone.set()
+    assert (process.returncode, err) == (0, "")
 
 
 def test_one_request_is_explained_in_its_first_line(run: Run) -> None:
