@@ -541,7 +541,7 @@ async def grown_bare(
             await context.write(data)
 
     server = grpc.aio.server()
-    method = grpc.stream_stream_rpc_method_handler(echo)
+    method: Any = grpc.stream_stream_rpc_method_handler(echo)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("bare", {"Echo": method}),)
     )
