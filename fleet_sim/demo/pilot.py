@@ -57,17 +57,17 @@ def run_pilot(address: str, measures: FleetMeasures) -> Pilot:
     with RobotClient.connect(
         address, robot_id="pilot", embodiment=DiffDriveRobot.embodiment
     ) as client:
-        actions = _actions(client, measures, "drive to the goal")
+        actions = _actions(client, measures, "pilot", "drive to the goal")
         resident = [action.round_trip_ns for action in actions]
-        actions = _actions(client, measures, WORK_ORDER)
+        actions = _actions(client, measures, "pilot-visitor", WORK_ORDER)
         visitor = [action.timings.prefill_ns for action in actions]
     return Pilot(percentile_ns(resident, 0.5) or 0, percentile_ns(visitor, 0.5) or 0)
 
 
-def _actions(client: RobotClient, measures: FleetMeasures, task: str) -> list[Action]:
-    """A few, with all the time in the world."""
+def _actions(client: RobotClient, measures: FleetMeasures, name: str, task: str) -> list[Action]:
+    """A few, with all the time in the world; `name` tells their observations from others."""
     clock = MonotonicClock()
-    robot = DiffDriveRobot("pilot", 0, clock.now_ns(), task=task)
+    robot = DiffDriveRobot(name, 0, clock.now_ns(), task=task)
     actions = []
     for _ in range(_NUM_ASKED):
         asked_ns = clock.now_ns()
