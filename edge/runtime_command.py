@@ -23,7 +23,7 @@ __all__ = ["edge"]
 
 # Bars of a histogram, and their upper bounds in ms.
 _BARS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
-_BAR_WIDTH = 24
+_BAR_WIDTH = 14
 
 
 @click.group()
@@ -141,7 +141,7 @@ def _device() -> str:
 
 def _table(found: "dict[str, list[SceneRun]]", number: int, scenes: int) -> Table:
     table = Table(title=f"Scene {number} of {scenes}", box=None, pad_edge=False)
-    for column in ("the scene is read", "in", "worst reaction", "too late", "of ticks"):
+    for column in ("the scene is read", "in", "longest silence", "too late", "of ticks"):
         table.add_column(column, justify="right")
     for name, runs in found.items():
         latest = runs[-1]
@@ -149,7 +149,7 @@ def _table(found: "dict[str, list[SceneRun]]", number: int, scenes: int) -> Tabl
         table.add_row(
             name,
             f"{latest.prefill_ns / 1e6:,.0f} ms",
-            f"{max(latest.reactions_ns) / 1e6:,.1f} ms",
+            f"{latest.longest_silence_ns / 1e6:,.0f} ms",
             f"[red]{missed}[/]" if missed else "0",
             str(sum(run.num_ticks for run in runs)),
         )
@@ -182,11 +182,12 @@ def _histogram(found: "dict[str, list[SceneRun]]") -> Table:
 def _meaning(found: "dict[str, list[SceneRun]]") -> str:
     whole = min(run.prefill_ns for run in found["in one go"])
     ours = found["bounded chunks"]
+    silent = max(run.longest_silence_ns for run in found["in one go"])
     missed = sum(run.num_missed for run in ours)
     slower = min(run.prefill_ns for run in ours) / whole
     late = "none was too late" if not missed else f"{missed} were too late"
     return (
-        f"In one go the robot is blind for {whole / 1e6:,.0f} ms. In bounded chunks the scene "
+        f"In one go control is silent for {silent / 1e6:,.0f} ms. In bounded chunks the scene "
         f"takes {slower:.1f} times as long, and of control's answers {late}."
     )
 
@@ -201,19 +202,20 @@ def _draw(found: "dict[str, list[SceneRun]]", path: Path) -> None:
     for panel, (name, runs) in zip(panels, found.items(), strict=True):
         chunks = [one for one in runs[-1].spans if not one.is_control]
         control = [one for one in runs[-1].spans if one.is_control]
-        for spans, color, label in (
-            (chunks, "tab:blue", "scene"),
-            (control, "tab:orange", "control"),
-        ):
-            panel.broken_barh(
-                [(one.start_ns / 1e6, (one.end_ns - one.start_ns) / 1e6) for one in spans],
-                (0, 1),
-                color=color,
-                label=label,
-                edgecolor="white",
-                linewidth=0.2,
-            )
-        panel.set(yticks=[], ylabel=name.replace(" ", "\n"))
+        panel.broken_barh(
+            [(one.start_ns / 1e6, (one.end_ns - one.start_ns) / 1e6) for one in chunks],
+            (0, 1),
+            color="tab:blue",
+            label="scene",
+            edgecolor="white",
+            linewidth=0.2,
+        )
+        # Shorter than a pixel, and what it is about.
+        panel.vlines(
+            [one.start_ns / 1e6 for one in control], 0, 1.15, color="tab:orange", label="control"
+        )
+        panel.set(yticks=[])
+        panel.set_ylabel(name, rotation=0, ha="right", va="center")
         panel.spines[["top", "right", "left"]].set_visible(False)
     panels[0].legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
     panels[0].set_title("What the device does", loc="left")

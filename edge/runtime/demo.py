@@ -6,6 +6,7 @@ Needs torch.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from edge.runtime.backend import Backend
@@ -30,8 +31,10 @@ __all__ = [
     "run_scene",
 ]
 
+# So small that one slow core can read a scene in chunks of milliseconds; a device with an
+# accelerator carries a model that is larger by as much as it is quicker.
 SCENE = SceneShape(
-    vocabulary=1024, width=256, layers=4, heads=4, kv_heads=2, hidden=704, max_tokens=4096
+    vocabulary=1024, width=128, layers=2, heads=2, kv_heads=1, hidden=352, max_tokens=4096
 )
 CONTROL = ControlShape(inputs=16, hidden=256, layers=3, outputs=8)
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
@@ -86,6 +89,12 @@ class SceneRun:
     def num_missed(self) -> int:
         """Ticks whose result came after the next one, or never."""
         return self.num_skipped + sum(one > PERIOD_NS for one in self.reactions_ns)
+
+    @property
+    def longest_silence_ns(self) -> int:
+        """From one of control's answers to the next, at most: a period, if all is well."""
+        ends = [one.end_ns for one in self.spans if one.is_control]
+        return max((after - before for before, after in pairwise(ends)), default=0)
 
     @property
     def num_ticks(self) -> int:
