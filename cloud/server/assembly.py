@@ -119,6 +119,7 @@ def engine_factory(
         model_folder=str(folder),
         device=settings.device,
         dtype=settings.dtype,
+        compile=settings.compile,
         threads=settings.num_threads,
         block_tokens=settings.block_tokens,
         num_blocks=settings.num_blocks,

@@ -214,6 +214,11 @@ class EngineSettings(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Type of weights and KV; auto takes bfloat16 where the chip has it."
     )
+    compile: bool = Field(
+        True,
+        description="Whether kernels are built for this processor before the engine is ready, "
+        "where there is a C++ compiler; without them it runs slower.",
+    )
     threads: int = Field(
         0,
         ge=0,
