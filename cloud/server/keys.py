@@ -8,9 +8,7 @@ needs: what slow hashes are for is guessable passwords.
 import hashlib
 import hmac
 import json
-import os
 import secrets
-import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +19,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from headway.clock import Clock
 from headway.errors import ConfigError, HeadwayError
+from headway.files import write_whole
 
 __all__ = ["KeyFile", "KeyRecord", "KeyRing", "utc_now"]
 
@@ -160,7 +159,8 @@ class KeyFile:
                 if new is not None:
                     record, text = _new_key(*new, self._now())
                     keys = (*keys, record)
-                _replace(self.path, _Content(keys=keys))
+                content = _Content(keys=keys).model_dump(mode="json")
+                write_whole(self.path, json.dumps(content, indent=2) + "\n")
         except filelock.Timeout:
             raise HeadwayError(
                 f"{self.path}: another command has been changing it for 10 s; try again, or "
@@ -261,18 +261,3 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino, found.st_size
-
-
-def _replace(path: Path, content: _Content) -> None:
-    """Writes the file whole or not at all, for its owner's eyes only."""
-    text = json.dumps(content.model_dump(mode="json"), indent=2) + "\n"
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # Mode 0600.
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -1,8 +1,6 @@
 """How long chunks and control steps take on a device: measured, fitted, kept."""
 
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +11,7 @@ from typing import TypeVar
 from edge.runtime.backend import Backend
 from headway.cost_model import CostModel, MeasuredStep, StepShape, fit
 from headway.errors import HeadwayError
+from headway.files import write_whole
 
 __all__ = ["Calibration", "calibrate", "load_calibration", "save_calibration"]
 
@@ -128,10 +127,7 @@ def save_calibration(
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".calibration")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
-        Path(name).replace(path)
+        write_whole(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise HeadwayError(f"{path}: cannot be written ({error.strerror or error})") from error
     return path
