@@ -20,8 +20,11 @@ from tests.support.scripted_engine import ScriptedEngine
 ROOT = Path(__file__).parents[3]
 # What a robot's developer would write with nothing but the generated stubs.
 CLIENT = """
+import os
 import sys
-sys.path.remove(sys.argv[2])  # The checkout, which is installed in place.
+# The checkout, which is installed in place.
+ours = os.path.join("headway", "__init__.py")
+sys.path[:] = [one for one in sys.path if not os.path.isfile(os.path.join(one, ours))]
 import grpc
 from headway.v1 import robot_pb2, robot_pb2_grpc
 
@@ -66,7 +69,7 @@ async def test_a_client_generated_from_the_proto_files_alone_is_served(tmp_path:
         settings(), make_engine=ScriptedEngine, policy=FifoPolicy()
     ) as running:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(script), running.server.address, str(ROOT)),
+            *(sys.executable, str(script), running.server.address),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={},
