@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,11 +25,13 @@ from hypothesis import strategies as st
 
 from cloud.scheduler.scheduler import Scheduler
 from cloud.server.assembly import scheduler_config
+from cloud.server.keys import KeyFile
 from edge.client import RobotClient
 from edge.observation import Observation
 from headway.config import Settings
 from headway.outcome import Reason
 from headway.rpc.channel import channel_options
+from headway.rpc.credentials import Credentials
 from headway.rpc.errors import CallError, DeadlineMissedError, RejectedError, UnavailableError
 from headway.rpc.status import error_from_rpc
 from headway.v1 import operations_pb2, robot_pb2
@@ -458,6 +461,57 @@ async def test_ignoring_the_hints_gains_nothing() -> None:
     # Each is its prompt, and twice its four tokens of output: the default weights.
     weight = counted.prompt_tokens / fates["ok"] + 2 * 4
     assert fates["ok"] == 400 // weight
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("num_connections", [50, 1000])
+async def test_a_tenant_with_many_connections_takes_nobodys_share(
+    num_connections: int, tmp_path: Path
+) -> None:
+    """Each of them asks again as soon as it is told; the one robot of another tenant asks thirty
+    times, one after the other, and is answered each time.
+    """
+    keys = KeyFile(tmp_path / "keys.json")
+    config = simulated(
+        0.005,
+        scheduler__max_running=8,
+        server__development=False,
+        server__keys_file=str(keys.path),
+        tenants=[{"name": "many"}, {"name": "one"}],
+    )
+    many, one = (Credentials(api_key=keys.issue(name)).metadata for name in ("many", "one"))
+    fates: Counter[str] = Counter()
+    is_over = asyncio.Event()
+    async with running_server(config) as running:
+
+        async def flood(number: int) -> None:
+            count = 0
+            async with grpc.aio.insecure_channel(
+                running.server.address,
+                # A connection of its own, and not one that is shared.
+                options=[*channel_options(), ("grpc.use_local_subchannel_pool", 1)],
+            ) as channel:
+                stub: Any = RobotServiceStub(channel)
+                while not is_over.is_set():
+                    count += 1
+                    request = robot_pb2.NextActionRequest(
+                        robot_id=f"r{number}",
+                        embodiment="diff_drive",
+                        observation=observation(f"o{count}", budget_s=2.0),
+                    )
+                    fates[await outcome(stub.NextAction(request, metadata=many))] += 1
+
+        flooding = [asyncio.create_task(flood(number)) for number in range(num_connections)]
+        await until(lambda: fates["ok"] > 0)
+        told = [
+            await outcome(running.next_action(observation(f"q{n}", budget_s=20.0), metadata=one))
+            for n in range(30)
+        ]
+        is_over.set()
+        await asyncio.gather(*flooding)
+    assert told == ["ok"] * 30
+    assert fates["ok"] > 0
 
 
 async def test_without_any_engine_everybody_is_told_so() -> None:
