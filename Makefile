@@ -35,7 +35,8 @@ demo: $(INSTALLED) ## run the main job: a server, eight robots, batch work besid
 	@exec $(BIN)/headway demo
 
 test: $(INSTALLED) ## pass the tests
-	@mkdir -p .cache && $(BIN)/python -m pytest tests/cloud/scheduler -n auto --dist loadfile --cov --cov-report= --basetemp=.cache/pytest
+	@mkdir -p .cache && $(BIN)/python -m pytest tests/cloud/scheduler/proofs -n auto --dist loadfile --basetemp=.cache/pytest
+	@$(BIN)/python -m pytest tests/cloud/scheduler --ignore=tests/cloud/scheduler/proofs -n auto --dist loadfile --cov --cov-report= --basetemp=.cache/pytest
 	@$(BIN)/python -m pytest --ignore=tests/cloud/scheduler --cov --cov-append --cov-report=term:skip-covered --basetemp=.cache/pytest
 
 check: lint types layers contract test ## what CI runs
