@@ -36,6 +36,7 @@ def _settings(folder: Path, *, action: str = "act", allowed: str = '["*"]') -> S
         f"""
         [server]
         port = 0
+        development = true
         [engine]
         kv_tokens = 2048
         adapters = ["act={folder}"]
@@ -102,7 +103,8 @@ async def test_an_equal_beginning_is_read_from_the_cache(tmp_path: Path) -> None
     folder = tmp_path / "tiny"
     write_tiny_checkpoint(folder)
     config = parse_settings(
-        f'[server]\nport = 0\n[engine]\nmodel = "{folder}"\ndtype = "float32"', source="test"
+        f'[server]\nport = 0\ndevelopment = true\n[engine]\nmodel = "{folder}"\ndtype = "float32"',
+        source="test",
     )
     request = robot_pb2.GenerateRequest(prompt="wherever you go, there you are" * 3, max_tokens=8)
     texts, cached = [], []
