@@ -381,9 +381,9 @@ async def test_eight_robots_at_a_slow_engine() -> None:
                 )
             )
         )
-    assert set(fates) == {"ok", "LATE"}
-    # 0.5 / 0.16 is 3.1, less what margins keep.
-    assert 1 <= fates["ok"] <= 3
+    # 0.5 / 0.16 is 3.1, less what margins keep; a machine that is held up may miss one.
+    assert 1 <= fates["ok"] + fates["DEADLINE_MISSED"] <= 3
+    assert fates["LATE"] == 8 - fates["ok"] - fates["DEADLINE_MISSED"]
 
 
 async def test_ten_times_too_much_is_accounted_for_everywhere() -> None:

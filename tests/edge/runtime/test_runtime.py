@@ -120,8 +120,9 @@ def test_a_bug_in_a_callback_ends_the_runtime_and_is_told() -> None:
 
     runtime = EdgeRuntime(backend(), config, COST, on_control=broken)
     runtime.start()
-    thread = next(one for one in threading.enumerate() if one.name == "headway-device")
-    thread.join(30)
+    for thread in threading.enumerate():
+        if thread.name == "headway-device":
+            thread.join(30)
     with pytest.raises(RuntimeError, match="a bug"):
         runtime.close()
 
