@@ -157,7 +157,7 @@ class Server:
 
     async def drain(self, grace_s: float) -> None:
         """Refuses new work, and waits up to `grace_s` for what was promised."""
-        await self._health.stop()
+        self._health.stop()
         self.dispatcher.begin_stop()
         try:
             async with asyncio.timeout(grace_s):
@@ -195,7 +195,11 @@ class Server:
 
     async def _start(self) -> None:
         listen = self.settings.server
-        server = grpc.aio.server(options=server_options(max_message_bytes=listen.max_message_bytes))
+        server = grpc.aio.server(
+            options=server_options(
+                max_message_bytes=listen.max_message_bytes, max_calls=listen.max_calls
+            )
+        )
         self._grpc = server
         # The address first: it costs nothing, and is what most often fails.
         self.port = _bind(server, listen)
@@ -204,7 +208,7 @@ class Server:
         if self._admin is not None:
             await self._admin.start()
         await self.dispatcher.start()
-        await self._health.start(server)
+        self._health.add_to(server)
         self._operations = OperationsService(
             self._gate,
             self.dispatcher,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headway.config.machine import default_threads
 from headway.cost_model import CostModel
-from headway.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES
+from headway.rpc.channel import DEFAULT_MAX_CALLS, DEFAULT_MAX_MESSAGE_BYTES
 
 __all__ = [
     "ActionSettings",
@@ -117,7 +117,7 @@ class ServerSettings(Section):
         DEFAULT_MAX_MESSAGE_BYTES, ge=1024, description="Largest message taken or sent, in bytes."
     )
     max_calls: int = Field(
-        4096, ge=1, description="Most calls and sessions at once; more are refused."
+        DEFAULT_MAX_CALLS, ge=1, description="Most calls and sessions at once; more are refused."
     )
     grace_s: float = Field(
         10.0,

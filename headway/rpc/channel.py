@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "DEFAULT_MAX_CALLS",
     "DEFAULT_MAX_MESSAGE_BYTES",
     "KEEPALIVE_TIMEOUT_MS",
     "KEEPALIVE_TIME_MS",
@@ -19,6 +20,11 @@ KEEPALIVE_TIME_MS = 2_000
 KEEPALIVE_TIMEOUT_MS = 2_000
 # Room for a few camera pictures.
 DEFAULT_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+# Calls and sessions of a server at once.
+DEFAULT_MAX_CALLS = 4096
+# Of one connection, beside those.
+_MOST_UNCOUNTED_CALLS = 1_000
+_HANDSHAKE_TIMEOUT_MS = 10_000
 # gRPC refuses calls with more metadata than this (hard limit).
 _MAX_METADATA_BYTES = 16 * 1024
 
@@ -53,11 +59,14 @@ def channel_options(*, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Op
     ]
 
 
-def server_options(*, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Options:
+def server_options(
+    *, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, max_calls: int = DEFAULT_MAX_CALLS
+) -> Options:
     """Options for a server.
 
     Args:
         max_message_bytes: largest message that is sent or taken.
+        max_calls: most calls and sessions that the server takes at once.
     """
     return [
         *_shared_options(max_message_bytes),
@@ -67,6 +76,12 @@ def server_options(*, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Opt
         ("grpc.http2.max_ping_strikes", 10),
         ("grpc.max_metadata_size", _MAX_METADATA_BYTES // 2),
         ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+        # A call whose message never comes is no call yet that could be counted and
+        # refused, but holds memory. With room for calls that wait for their "no":
+        # beyond this limit a client waits itself, and is told nothing.
+        ("grpc.max_concurrent_streams", max_calls + _MOST_UNCOUNTED_CALLS),
+        # A peer that connects and says nothing holds a descriptor; 2 min by default.
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
         # Otherwise two servers would share a port, and neither would say so.
         ("grpc.so_reuseport", 0),
     ]

@@ -17,6 +17,7 @@ from cloud.server.validation import (
     MAX_STOP_STRINGS,
 )
 from headway.outcome import Reason
+from headway.rpc.channel import server_options
 from headway.rpc.status import STATUS_TABLE
 from tests.support.fifo_policy import FifoPolicy
 from tests.support.running_server import running_server, settings
@@ -49,6 +50,14 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
     assert f"| {MAX_STATE_SOURCES} sources, {MAX_STATE_VALUES:,} values in all |" in text
     assert f"| images of an observation | {MAX_IMAGES} |" in text
     assert f"| {MAX_TEXT_CHARACTERS:,} characters |" in text
+    options = dict(server_options(max_calls=1))
+    num_streams, handshake_ms = (
+        options[f"grpc.{name}"]
+        for name in ("max_concurrent_streams", "server_handshake_timeout_ms")
+    )
+    assert f"| {num_streams - 1:,} more than `server.max_calls` |" in text
+    assert f"| {handshake_ms / 1000:g} s | the connection is closed |" in text
+    assert f"never more than {options['grpc.absolute_max_metadata_size'] // 1024} KiB" in text
 
 
 async def run_example(address: str, folder: Path) -> str:

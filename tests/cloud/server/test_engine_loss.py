@@ -10,11 +10,14 @@ import pytest
 
 from cloud.engine.process import EngineProcess
 from cloud.engine.spec import EngineSpec
+from cloud.scheduler.scheduler import Scheduler
+from cloud.server.assembly import scheduler_config
 from headway.outcome import Reason
 from headway.rpc.errors import UnavailableError
 from headway.rpc.status import error_from_rpc
 from headway.v1 import operations_pb2, robot_pb2
 from tests.support.running_server import RunningServer, observation, running_server, settings, until
+from tests.support.verifier import verify
 
 # A step takes 10 ms; token i of a text is letter i, so that one that came twice shows.
 _SPEC = EngineSpec("simulated", simulated_ns=(10e6, 0, 0, 0, 0))
@@ -67,12 +70,14 @@ async def test_a_lost_engine_under_load_is_replaced_and_nothing_is_told_twice(
         scheduler__max_step_s=1.0,
     )
     made: list[EngineProcess] = []
+    records: list[dict[str, Any]] = []
+    policy = Scheduler(scheduler_config(config), log=records.append)
 
     def make_engine() -> EngineProcess:
         made.append(EngineProcess(_SPEC, stop_grace_s=0.2))
         return made[-1]
 
-    async with running_server(config, make_engine=make_engine) as running:
+    async with running_server(config, make_engine=make_engine, policy=policy) as running:
         started = [_Reader(running, 3000) for _ in range(4)]
         await until(lambda: all(reader.text for reader in started))
         waiting = [_Reader(running, 30) for _ in range(6)]
@@ -105,3 +110,4 @@ async def test_a_lost_engine_under_load_is_replaced_and_nothing_is_told_twice(
     assert all(reader.is_text_in_order for reader in (*started, *waiting))
     assert len(made) == 2
     assert not psutil.pid_exists(first)
+    assert verify(records) == []
