@@ -155,7 +155,7 @@ def _wait_ready(console: Console, stop: StopRequest, server: ServerProcess) -> b
             if waited_s > _START_TIMEOUT_S:
                 raise ServerProcessError(
                     f"the server was not ready within {_START_TIMEOUT_S:.0f} s; "
-                    "try 'headway serve' to see what it says"
+                    "try 'headway serve --dev' to see what it says"
                 )
             if stop.sleep(_FRAME_S):
                 return False

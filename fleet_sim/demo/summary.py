@@ -56,7 +56,7 @@ def summary_lines(
         "",
         "What to try next (after 'make': the command is .venv/bin/headway)",
         "",
-        "  headway serve                          a server of your own, on this machine",
+        "  headway serve --dev                    a server of your own, on this machine",
         "  headway robot --rate 2 --budget 0.3    one robot beside it, a line an answer",
         "  headway demo --robots 24 --seconds 60  a larger fleet",
         "  examples/robot.py                      a robot in a few lines",
