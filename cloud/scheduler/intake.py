@@ -170,24 +170,24 @@ class Intake:
         return self._promise(live, older, eligible, now_ns)
 
     def _unplaceable(self, live: LiveRequest) -> Refusal:
+        meant = [one for one in self._replicas.values() if one.is_meant_for(live.tenant)]
+        if not meant:
+            # Those that are up are reserved for others; one of its own may come back.
+            return Refusal(Reason.NO_ENGINE, "no engine that may serve you is up", _RETRY_NS)
         if any(
-            replica.is_draining
-            and replica.is_meant_for(live.tenant)
-            and replica.fits_alone(live.prompt_tokens, live.max_output)
-            for replica in self._replicas.values()
+            one.is_draining and one.fits_alone(live.prompt_tokens, live.max_output) for one in meant
         ):
             return Refusal(
                 Reason.DRAINING, "every engine that could take it is drained; ask another server"
             )
-        most = max(replica.spec.max_context_tokens for replica in self._replicas.values())
-        room = max(
-            replica.spec.num_blocks * replica.spec.block_tokens
-            for replica in self._replicas.values()
+        most = max(
+            min(one.spec.max_context_tokens, one.spec.num_blocks * one.spec.block_tokens)
+            for one in meant
         )
         return Refusal(
             Reason.TOO_LARGE,
             f"{live.prompt_tokens} prompt and {live.max_output} output tokens fit no engine: "
-            f"at most {min(most, room)} tokens in all",
+            f"at most {most} tokens in all",
         )
 
     def _within_bounds(

@@ -3,7 +3,7 @@
 import pytest
 
 from cloud.scheduler.config import SchedulerConfig
-from cloud.scheduler.types import Admitted, Ended, ReplicaSpec
+from cloud.scheduler.types import Admitted, Ended, Rejected, ReplicaSpec
 from headway.outcome import Outcome, Reason
 from tests.support.scheduling import (
     MS,
@@ -74,6 +74,21 @@ def test_a_dedicated_replica_serves_its_tenants_only() -> None:
     assert mine.replica_id == "own"
     scheduler.submit(batch("night"), 0)
     assert ids(scheduler.plan("own", 0)) == ["mine"]
+
+
+def test_a_tenant_without_an_open_replica_may_come_back() -> None:
+    """Its own may be restarting: that is not the request's fault, as its size would be."""
+    scheduler = _with(replica("own", tenants=frozenset({"fleet"})))
+    no = scheduler.submit(interactive("o", S, tenant="other"), 0)
+    assert isinstance(no, Rejected)
+    assert no.reason is Reason.NO_ENGINE
+    assert no.retry_after_ns is not None
+    # Sizes are told of the replicas that it may use, however large others' are.
+    scheduler.replica_up(replica("all", max_context_tokens=64), 0)
+    large = scheduler.submit(interactive("p", S, tenant="other", prompt_tokens=100), 0)
+    assert isinstance(large, Rejected)
+    assert (large.reason, large.retry_after_ns) == (Reason.TOO_LARGE, None)
+    assert "at most 64 tokens" in large.message
 
 
 def test_long_contexts_have_a_pool_of_their_own() -> None:
